@@ -31,7 +31,7 @@ const ABORT: u32 = 0x6202;
 /// Size of the buffer that CREATE fills.
 const NAME_BUFFER_BYTES: usize = 128;
 
-/// What a control file can be told.
+/// A command written to a control file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Command {
     /// Fork the branch; `None`: under a name that is chosen here.
@@ -74,7 +74,8 @@ impl Command {
 pub(crate) struct ControlFiles {
     /// Weak: the workspace's filesystem owns this.
     workspace: Weak<Workspace>,
-    /// What the file at the root means, and above it its ancestors: the first that is open counts, then main.
+    /// The branch that the file at the root means, followed by its ancestors; the first one still open is used, else
+    /// main.
     current: Mutex<Vec<BranchId>>,
 }
 
@@ -117,7 +118,7 @@ impl ControlFiles {
     }
 
     fn current(&self) -> std::sync::MutexGuard<'_, Vec<BranchId>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner) // replaced and cut as a whole
+        self.current.lock().unwrap_or_else(PoisonError::into_inner) // replaced and truncated as a whole
     }
 }
 
@@ -154,7 +155,7 @@ fn create(workspace: &Workspace, name: Option<&str>, parent: &BranchRef) -> Resu
     }
 }
 
-/// What a name begins with that was chosen here.
+/// The prefix of names that are chosen here.
 const CHOSEN: &str = "branch-";
 
 fn chosen_name() -> String {

@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::control::{Control, MountInfo};
 use crate::control_files::ControlFiles;
-use crate::driver::{self, Choice, Circumstances};
+use crate::driver::{self, Constraints, DriverKind};
 use crate::filesystem::{BranchFilesystem, CONTROL_XATTR};
 use crate::guard::Guard;
 use crate::log::{self, LogLevel};
@@ -46,8 +46,8 @@ pub struct Options {
     /// Let the kernel read and write files directly (passthrough) if possible.
     pub passthrough: bool,
     /// What presents a branch as a directory.
-    pub driver: Choice,
-    /// What is logged.
+    pub driver: DriverKind,
+    /// The lowest level that is logged.
     pub log_level: LogLevel,
 }
 
@@ -109,10 +109,10 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
         tracing::warn!("recovery: {line}");
         eprintln!("branchfs: {line}");
     }
-    let circumstances = Circumstances {
+    let circumstances = Constraints {
         has_first_winner: options.policy == Policy::FirstWinner,
         has_control_files: options.control_files,
-        is_store_elsewhere: workspace.is_elsewhere(),
+        is_store_elsewhere: workspace.is_external(),
     };
     let places = (workspace.base(), workspace.store(), mountpoint.as_path());
     let chosen = match driver::choose(options.driver, &circumstances, places) {
@@ -123,7 +123,7 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
         }
     };
     let reason = &chosen.why_not;
-    if chosen.driver.name() == "fuse" && options.driver != Choice::Fuse {
+    if chosen.driver.name() == "fuse" && options.driver != DriverKind::Fuse {
         tracing::warn!("the driver is fuse, not overlay: {reason}");
     } else {
         tracing::info!("the driver is {}: {reason}", chosen.driver.name());
@@ -168,7 +168,7 @@ fn serve(
 ) -> Result<Option<Guard>> {
     let passthrough = options.passthrough;
     if driver.is_for(None) {
-        workspace.mount().expect_covers();
+        workspace.mount().disable_epoch();
     }
     let stacking = if passthrough { Some(stacking_below(workspace.store())?) } else { None };
     if passthrough {
@@ -199,7 +199,7 @@ fn serve(
     thread::scope(|scope| {
         // Branches are presented through the mount, which must be served meanwhile.
         let presented = scope.spawn(|| {
-            let presented = workspace.present(driver);
+            let presented = workspace.attach_all(driver);
             match &presented {
                 Ok(messages) => {
                     for message in messages {
@@ -212,7 +212,7 @@ fn serve(
                 Err(_) => unmount(&at, true)?,
             }
             presented?;
-            // Nobody waits for it: only a transaction needs it.
+            // The guard is started in the background, because only transactions need it.
             let guard = Guard::start(workspace, options.history_commits_max, options.log_level);
             let guard = guard.inspect_err(|error| {
                 tracing::warn!("there is no guard, the next mount would recover: {error}");
@@ -227,8 +227,8 @@ fn serve(
     })
 }
 
-/// Takes away what a daemon that was killed has left mounted at `mountpoint`, and the branches mounted below it. Anything
-/// else is left alone.
+/// Unmounts what a killed daemon has left mounted at `mountpoint`, and the branches mounted below it. Other mounts are
+/// not touched.
 fn clear_dead(mountpoint: &Path) -> Result<()> {
     if let Some(dead) = mount_table::dead_mount(mountpoint)? {
         unmount(&dead, true).at(&dead)?;
@@ -329,7 +329,7 @@ pub fn stop(mountpoint: &Path, lazily: bool) -> Result<Option<String>> {
     let waiter = daemon.and_then(rustix::process::Pid::from_raw).and_then(|pid| {
         rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
     });
-    if !lazily && mount_table::covers(&std::fs::canonicalize(mountpoint)?) {
+    if !lazily && mount_table::has_branch_mounts(&std::fs::canonicalize(mountpoint)?) {
         // The branches are mounts of their own: only the daemon can put them back where one of them is in use.
         ask_to_unmount(&socket)?;
         return waiter
@@ -366,7 +366,7 @@ fn ask_to_unmount(socket: &Path) -> Result<()> {
     }
 }
 
-/// Waits until a daemon whose mount is gone has left nothing behind, but not for other mount namespaces.
+/// Waits until a daemon whose mount is gone has cleaned up, but not for other mount namespaces.
 fn wait_for_end(
     mountpoint: &Path,
     device: u64,

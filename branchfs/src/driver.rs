@@ -3,7 +3,6 @@
 mod covers;
 mod overlay;
 mod proc_fds;
-mod spares;
 
 use std::path::Path;
 
@@ -14,7 +13,7 @@ use overlay::Overlay;
 
 /// Which driver is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
-pub enum Choice {
+pub enum DriverKind {
     /// The fastest that has full semantics here
     Auto,
     /// The kernel's FUSE
@@ -24,13 +23,13 @@ pub enum Choice {
 }
 
 /// A driver, and why it is not the other one.
-pub(crate) struct Chosen {
+pub(crate) struct SelectedDriver {
     pub(crate) driver: Box<dyn Driver>,
     pub(crate) why_not: String,
 }
 
 /// What speaks against the overlay driver before anything is tried.
-pub(crate) struct Circumstances {
+pub(crate) struct Constraints {
     pub(crate) has_first_winner: bool,
     pub(crate) has_control_files: bool,
     pub(crate) is_store_elsewhere: bool,
@@ -41,12 +40,12 @@ pub(crate) struct Circumstances {
 /// # Errors
 /// The overlay driver was asked for and cannot be had.
 pub(crate) fn choose(
-    choice: Choice,
-    circumstances: &Circumstances,
+    choice: DriverKind,
+    circumstances: &Constraints,
     (base, store, mountpoint): (&Path, &Path, &Path),
-) -> Result<Chosen, Error> {
-    let fuse = |why_not: String| Chosen { driver: Box::new(Fuse), why_not };
-    if choice == Choice::Fuse {
+) -> Result<SelectedDriver, Error> {
+    let fuse = |why_not: String| SelectedDriver { driver: Box::new(Fuse), why_not };
+    if choice == DriverKind::Fuse {
         return Ok(fuse("fuse was asked for".to_owned()));
     }
     let against = if !circumstances.has_first_winner {
@@ -61,9 +60,9 @@ pub(crate) fn choose(
     match against {
         Ok(()) => {
             let driver = Box::new(Overlay::new(base, store, mountpoint));
-            Ok(Chosen { driver, why_not: "overlay has its full semantics here".to_owned() })
+            Ok(SelectedDriver { driver, why_not: "overlay has its full semantics here".to_owned() })
         }
-        Err(reason) if choice == Choice::Overlay => Err(Error::Unsupported(format!(
+        Err(reason) if choice == DriverKind::Overlay => Err(Error::Unsupported(format!(
             "the overlay driver cannot be used here: {reason}; --driver fuse works without it"
         ))),
         Err(reason) => Ok(fuse(reason)),

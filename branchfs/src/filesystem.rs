@@ -16,7 +16,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock, RwLockReadGuard};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use branchfs_core::mount::{MAIN, Mount, MountedBranch, ViewId};
@@ -47,7 +47,7 @@ pub(crate) struct BranchFilesystem {
     capabilities: OnceLock<Capabilities>,
     kernel: OnceLock<Arc<dyn KernelNotifier>>,
     backing_files: OnceLock<Arc<dyn BackingFiles>>,
-    /// Why the kernel does not read and write files directly; empty where it does. Known after INIT.
+    /// Why passthrough is not used; empty if it is used. Known after INIT.
     passthrough: OnceLock<String>,
     /// A file of the store, to try passthrough with.
     probe: OnceLock<OwnedFd>,
@@ -71,7 +71,7 @@ impl BranchFilesystem {
         }
     }
 
-    /// Sets what is known only once the mount and its socket are there.
+    /// Sets what is known only after mounting and opening the socket.
     pub(crate) fn connect(
         &self,
         kernel: Arc<dyn KernelNotifier>,
@@ -106,14 +106,6 @@ impl BranchFilesystem {
         }
     }
 
-    fn pass(&self) -> RwLockReadGuard<'_, ()> {
-        self.mount.pass()
-    }
-
-    fn mounted(&self, slot: ViewId) -> FsResult<Arc<MountedBranch>> {
-        self.mount.mounted(slot)
-    }
-
     /// Whether the kernel may cache that a name does not exist: only if all such names can be invalidated together.
     fn may_cache_absence(&self, mounted: &MountedBranch) -> bool {
         mounted.slot != MAIN
@@ -127,7 +119,7 @@ impl BranchFilesystem {
 
     fn at(&self, node: NodeId) -> FsResult<(Arc<MountedBranch>, NodeIndex)> {
         let (slot, index) = Self::split(node);
-        Ok((self.mounted(slot)?, index))
+        Ok((self.mount.mounted(slot)?, index))
     }
 
     /// `/@name` at the root of main or of the branch's parent.
@@ -141,7 +133,7 @@ impl BranchFilesystem {
         if index != ROOT {
             return None;
         }
-        let found = self.mount.named(branch)?;
+        let found = self.mount.view_named(branch)?;
         if mounted.slot != MAIN && found.parent != mounted.slot {
             return None;
         }

@@ -16,7 +16,7 @@ use branchfs_core::error::Error;
 use branchfs_core::layer::Layer;
 use branchfs_core::mount::Mount;
 use branchfs_core::path_filter::PathFilter;
-use branchfs_core::rooted_dir::Tree;
+use branchfs_core::rooted_dir::RootedDir;
 use branchfs_core::workspace::{BranchRef, CommitOptions, Settings, Workspace};
 use branchfs_fuse::{
     Attributes, Caller, Capabilities, DirectorySink, Entry, Filesystem, FsResult, Handle, NodeId,
@@ -206,7 +206,7 @@ impl Base {
         let (inside, mountpoint) = (directory.path().join("inside"), directory.path().join("base"));
         fs::create_dir(&inside).unwrap();
         fs::create_dir(&mountpoint).unwrap();
-        let layer = Layer::base(Tree::open_root(&inside).unwrap());
+        let layer = Layer::base(RootedDir::open_root(&inside).unwrap());
         let inner = BranchFilesystem::new(Arc::new(Mount::new(Arc::new(layer))));
         let handler: Arc<dyn Filesystem> =
             Arc::new(Folding { inner, only, marked: Mutex::default() });

@@ -33,12 +33,12 @@ pub struct RecoverOptions {
     pub store: Option<PathBuf>,
     /// How many commits can be undone at most.
     pub history_commits_max: usize,
-    /// What is logged.
+    /// The lowest level that is logged.
     pub log_level: LogLevel,
 }
 
-/// Settles the transactions that a crash has interrupted, without mounting. Returns what was done; nothing where none was.
-/// Waits for another process that recovers.
+/// Completes or rolls back interrupted transactions without mounting. Returns what was done. Waits for another process
+/// that recovers.
 ///
 /// # Errors
 /// The store is in use by a mount, damaged, or belongs to another base.
@@ -65,12 +65,13 @@ pub fn recover(options: &RecoverOptions) -> Result<Vec<String>, Error> {
     Ok(workspace.recovery().to_vec())
 }
 
-/// Waits until the process has ended whose pidfd is the standard input; then recovers.
+/// Waits until the process whose pidfd is the standard input has ended; then recovers.
 ///
 /// # Errors
 /// As [`recover`].
 pub fn recover_after_death(options: &RecoverOptions) -> Result<(), Error> {
-    // What the daemon's user closes, kills or unmounts is not the guard's. Both fail in no case that matters.
+    // Closing, killing or unmounting by the daemon's user must not affect the guard. Errors of both calls have no
+    // consequence.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     sys::close_inherited();
@@ -79,7 +80,7 @@ pub fn recover_after_death(options: &RecoverOptions) -> Result<(), Error> {
         let mut poll = [PollFd::new(&daemon, PollFlags::IN)];
         match rustix::event::poll(&mut poll, None) {
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return Ok(()), // no pidfd: somebody else has started this
+            Err(_) => return Ok(()), // no pidfd: not started by a daemon
             Ok(_) => break,
         }
     }
@@ -130,7 +131,7 @@ impl Guard {
 
     /// Ends the guard: the daemon ends in order.
     pub(crate) fn dismiss(mut self) {
-        // It may have been killed by somebody else.
+        // It may have been killed already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

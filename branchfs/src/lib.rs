@@ -19,6 +19,6 @@ pub use branchfs_core::error::{Error, ErrorKind, with_causes};
 pub use branchfs_core::fsck::{Damage, check};
 pub use branchfs_core::workspace::{HISTORY_COMMITS_DEFAULT, Policy};
 pub use daemon::{BACKGROUND, Options, control_socket, detach_and_notify, run, start, stop};
-pub use driver::Choice;
+pub use driver::DriverKind;
 pub use guard::{RecoverOptions, recover, recover_after_death};
 pub use log::{LogLevel, open_log};

@@ -28,7 +28,7 @@ const BYTES_MAX: u64 = 1 << 20;
 /// Bytes that wait for the store to be opened.
 const WAITING_BYTES_MAX: usize = 64 << 10;
 
-/// What is logged: each level includes those before it.
+/// The lowest level that is logged: each level includes those before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum LogLevel {
     /// Nothing
@@ -131,8 +131,8 @@ fn lock() -> Option<MutexGuard<'static, Log>> {
     LOG.get().map(|log| log.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Opens the newer file. The store belongs to the base's owner, who may have put anything there: a link is not followed,
-/// and a pipe, a device or a file with another name is refused.
+/// Opens the newer file. The store belongs to the base's owner, who may have put anything there: a symbolic link is not
+/// followed, and a FIFO, a device or a file with another name is refused.
 fn open_file(store: &OwnedFd, (uid, gid): (u32, u32)) -> io::Result<File> {
     let flags = OFlags::WRONLY
         | OFlags::APPEND
@@ -182,7 +182,7 @@ impl Log {
     }
 }
 
-/// Writes to the process's log: `tracing` hands over whole lines.
+/// Writes to the process's log: `tracing` passes complete lines.
 struct Writer;
 
 impl Write for Writer {
@@ -211,10 +211,10 @@ fn log_panic(panic: &std::panic::PanicHookInfo<'_>) {
     }
 }
 
-/// Opens the files of the log of a store, of a base, or of a mount's base: those that are there, oldest first.
+/// Opens the existing log files of a store, of a base, or of a mount's base, oldest first.
 ///
 /// # Errors
-/// There is no store at `path`, or something else stands in the place of the log.
+/// There is no store at `path`, or the log is not a regular file.
 pub fn open_log(path: &Path) -> Result<Vec<File>, Error> {
     let store = branchfs_core::workspace::store_at(path)?;
     let mut files = Vec::new();

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use branchfs::protocol::{self, BranchRef, BranchState, Change, RevertReply};
-use branchfs::{Choice, LogLevel, Options, Policy, RecoverOptions};
+use branchfs::{DriverKind, LogLevel, Options, Policy, RecoverOptions};
 use clap::{Parser, Subcommand};
 
 use cli::{client, lock_exclusively, show};
@@ -62,7 +62,7 @@ enum Command {
         storage: Option<PathBuf>,
         /// What presents a branch as a directory
         #[arg(long, value_enum, default_value = "auto", env = "BRANCHFS_DRIVER")]
-        driver: Choice,
+        driver: DriverKind,
         /// What happens to the siblings of a committed branch
         #[arg(long, value_enum, default_value = "first-winner", env = "BRANCHFS_POLICY")]
         policy: PolicyArgument,
@@ -285,7 +285,7 @@ impl From<Exit> for ExitCode {
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     if let [command, arguments @ ..] = &arguments[..] {
-        // It starts commands: what the others need at their start would cost each of these.
+        // `sandbox` starts commands: the initialisation for the other commands would delay each of these.
         if command == "sandbox" {
             return branchfs_sandbox::run(arguments);
         }

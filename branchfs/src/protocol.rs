@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the protocol, the field `v` of a request.
 pub const VERSION: u64 = 1;
 
-/// What a client may use in addition to what the version promises.
+/// Features in addition to those of the version.
 pub const FEATURES: [&str; 4] = ["disk_limit", "rebase", "drop_rest", "whole"];
 
 /// A request of one verb.

@@ -73,7 +73,7 @@ const OTHER_CALLS: &str = "
 const TRANSFERS: [&str; 6] = ["read", "write", "readv", "writev", "pread64", "pwrite64"];
 
 /// Threads of the daemon, other than those that serve the kernel's requests, that do not end by themselves.
-const LASTING: [&str; 3] = ["control", "background", "spares"];
+const LASTING: [&str; 2] = ["control", "background"];
 
 /// What runs with the fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -427,10 +427,6 @@ impl Case {
             }
             Verb::Create | Verb::Import => {}
         }
-        if common::driver() == "overlay" && verb == Verb::Create {
-            let spare = case.mount.store().join("layers/spare-1/overlay/work");
-            common::wait_until("a branch is made ahead", || spare.exists());
-        }
         if matches!(verb, Verb::Mount | Verb::Recover) {
             case.kill_in_the_middle();
         }
@@ -625,7 +621,7 @@ fn check_count(verb: Verb, found: usize) {
         Verb::Undo => (200, 201, 200),
         Verb::Redo => (230, 231, 230),
         Verb::Rebase => (257, 478, 590),
-        // One write to the log of branches. The overlay driver also makes the next spare layer.
+        // One write to the branch log. The overlay driver also creates and mounts the layer.
         Verb::Create => (1, 1, 120),
         // The layer is removed in the background, after the answer.
         Verb::Abort => (76, 79, 86),

@@ -161,7 +161,7 @@ fn a_daemon_that_dies() {
         history_commits_max: 10,
         control_files: false,
         passthrough: true,
-        driver: branchfs::Choice::Fuse,
+        driver: branchfs::DriverKind::Fuse,
         log_level: branchfs::LogLevel::Info,
     };
     let _ = branchfs::run(&options, || {

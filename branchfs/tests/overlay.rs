@@ -672,8 +672,7 @@ fn the_stores_name_cannot_be_committed() {
     assert!(mount.base().join("file").exists());
     let left = Command::new("find")
         .arg(mount.base())
-        .args(["-mindepth", "2", "-name", "spare-*", "-prune", "-o", "-mindepth", "2"])
-        .args(["-name", ".branching", "-print"])
+        .args(["-mindepth", "2", "-name", ".branching", "-print"])
         .output();
     assert!(left.unwrap().stdout.is_empty(), "nothing of that name is left in the history");
     succeed(&mount.run(&["undo"], &[]));
@@ -775,73 +774,22 @@ fn other_branches_go_on_while_the_writing_in_one_is_stopped_for_a_fork() {
     assert_eq!(refused.raw_os_error(), Some(libc::EROFS), "it has a child");
 }
 
-/// What is made ahead, the oldest first; one is made after the other, so that all but the last are ready.
-fn spares(mount: &Mount) -> Vec<PathBuf> {
-    let entries = fs::read_dir(mount.store().join("layers")).unwrap();
-    let mut found: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    found.retain(|path| path.file_name().unwrap().to_string_lossy().starts_with("spare-"));
-    found.sort();
-    found
-}
-
-/// A mount with a branch, and with something ready for the next one.
-fn with_spares(fill: impl FnOnce(&Path)) -> Mount {
-    let mount = Mount::over(fill);
-    mount.create("kept");
-    common::wait_until("two are made ahead", || spares(&mount).len() == 2);
-    mount
-}
-
 #[test]
-fn what_was_made_ahead_shows_the_base_as_it_is_at_the_fork() {
+fn a_branch_shows_the_attributes_that_the_base_has_at_the_fork() {
     let flags = rustix::fs::XattrFlags::empty();
-    let mount = with_spares(|base| {
+    let mount = Mount::over(|base| {
         rustix::fs::setxattr(base, "user.early", b"x", flags).unwrap();
         fs::write(base.join("old"), "").unwrap();
     });
-    let (base, first) = (mount.base(), spares(&mount).remove(0));
-    let ino = fs::metadata(&first).unwrap().ino();
+    let base = mount.base();
     shell(&base, "chmod 711 .; chown 1:2 .; echo x > new; rm old");
     rustix::fs::setxattr(&base, "user.late", b"y", flags).unwrap();
     rustix::fs::removexattr(&base, "user.early").unwrap();
     let branch = mount.create("branch");
-    let layers = fs::read_dir(mount.store().join("layers")).unwrap();
-    let mut used = layers.map(|entry| entry.unwrap()).filter(|entry| entry.path() != first);
-    assert!(used.any(|layer| layer.metadata().unwrap().ino() == ino), "it became the branch's");
     assert_same(&snapshot(&branch), &snapshot(&base), "the branch");
-    // The kernel heeds what is shown.
+    // The kernel checks permissions by the attributes that the branch shows.
     shell(&branch, "! setpriv --reuid=9 --regid=9 --clear-groups ls . 2>/dev/null");
     mount.commit("branch");
-}
-
-#[test]
-fn nothing_that_was_made_ahead_is_left_at_the_end() {
-    let mount = with_spares(|_| ());
-    mount.unmount();
-    // Another mount namespace may have a copy of the mount for a moment, and the daemon serves that.
-    common::wait_until("they are given back", || spares(&mount).is_empty());
-    let mount = with_spares(|_| ());
-    mount.abort("kept");
-    mount.unmount();
-    common::wait_until("the store is removed", || !mount.store().exists());
-}
-
-#[test]
-fn what_a_killed_daemon_had_made_ahead_is_no_damage_and_goes() {
-    let mount = with_spares(|_| ());
-    spares(&mount).iter().for_each(|spare| fs::write(spare.join("of-the-killed"), "").unwrap());
-    mount.kill();
-    let checked = Command::new(common::PROGRAM).arg("fsck").arg(mount.base()).output().unwrap();
-    assert_eq!((checked.status.code(), checked.stdout), (Some(0), Vec::new()));
-    mount.mount();
-    shell(&mount.create("next"), "echo x > file");
-    common::wait_until("it is deleted", || {
-        let left =
-            Command::new("find").arg(mount.store()).args(["-name", "of-the-killed"]).output();
-        left.unwrap().stdout.is_empty()
-    });
-    mount.commit("next");
-    assert!(!mount.store().join("lost").exists());
 }
 
 /// S6 and S8.

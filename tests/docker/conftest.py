@@ -182,9 +182,7 @@ def stores(below: Path) -> list[str]:
         with suppress(FileNotFoundError, NotADirectoryError):
             is_kept = any((store / "history").iterdir()) or (store / "logs" / "kept").exists()
             left += [] if is_kept else [str(store)]
-            found = [path for name in kept for path in (store / name).iterdir()]
-            # What a killed daemon had made ahead holds nothing, and goes with the next mount.
-            left += [str(path) for path in found if not path.name.startswith("spare-")]
+            left += [str(path) for name in kept for path in (store / name).iterdir()]
             left += [f"{store}: branch {name}" for name in branches(store)]
     return left
 

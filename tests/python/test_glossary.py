@@ -1,4 +1,4 @@
-"""docs/glossary.md defines each term once, in order, and maps names that the source still has."""
+"""docs/glossary.md defines each term once, in order, and maps older names on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 TERMS, OLDER = (
-    (REPOSITORY / "docs" / "glossary.md").read_text().split("\n## Older names in the source\n", 1)
+    (REPOSITORY / "docs" / "glossary.md").read_text().split("\n## Older names on disk\n", 1)
 )
 
 
@@ -30,7 +30,7 @@ def test_each_term_is_defined_once_in_alphabetical_order() -> None:
 
 
 @pytest.mark.parametrize("name", older_names())
-def test_an_older_name_is_still_in_the_source(name: str) -> None:
+def test_an_older_name_on_disk_is_still_in_the_source(name: str) -> None:
     roots = ("branchfs/src/**/*.rs", "branchfs/crates/**/*.rs", "branching/**/*.py")
     files = [file for pattern in roots for file in REPOSITORY.glob(pattern)]
     word = re.compile(rf"\b{re.escape(name)}\b")

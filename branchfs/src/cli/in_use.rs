@@ -31,13 +31,13 @@ pub(crate) struct ExclusiveLock {
     path: PathBuf,
 }
 
-/// Locks a branch against programs that run something in it. `what` says what is not done then: "committed".
+/// Locks a branch that no program is running in. `what` names the refused action: "committed".
 ///
-/// Returns `None` if the file cannot be created: the user cannot write to the store, and so cannot commit either, or the
-/// disk is full. Nothing holds the lock then, since its file would exist.
+/// Returns `None` if the file cannot be created: the user cannot write to the store, and so cannot commit either, or
+/// the disk is full. No process holds the lock then, since its file would exist.
 ///
 /// # Errors
-/// Something runs in the branch, or something other than a file is in the place of the lock.
+/// A program runs in the branch, or the lock is not a regular file.
 pub(crate) fn lock_exclusively(
     mountpoint: &Path,
     branch: &BranchRef,
@@ -113,7 +113,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Returns the process that holds the lock, as far as the kernel tells.
+/// Returns the process that holds the lock, if the kernel reports it.
 fn holder(file: &File) -> Option<String> {
     let inode = format!(":{}", file.metadata().ok()?.ino());
     let locks = std::fs::read_to_string("/proc/locks").ok()?;

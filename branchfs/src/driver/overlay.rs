@@ -1,11 +1,11 @@
 //! The overlay driver: each branch of main is a kernel overlayfs over `MOUNTPOINT/@name`.
 //!
-//! Upper directory, lower directory and work directory are the layer's `upper/`, the base, and the layer's `overlay/`. A
-//! nested branch is left to the FUSE view: the kernel refuses lower directories that lie in one another, as a parent's
-//! layer in the store does in the base, and a lower directory that somebody still has mounted as an upper one.
+//! Upper directory, lower directory and work directory are the layer's `upper/`, the base, and the layer's `overlay/`.
+//! A nested branch is left to the FUSE view: the kernel refuses lower directories that contain one another, as the base
+//! contains a parent's layer in the store, and a lower directory that is still mounted as an upper one.
 //!
-//! Only where the kernel gives all of `index`, `redirect_dir` and `metacopy` is it used: without the index, which takes
-//! `CAP_DAC_READ_SEARCH` and is dropped without a word where that is missing, hard links of the base fall apart.
+//! The driver needs `index`, `redirect_dir` and `metacopy` from the kernel. Without the index, hard links of the base
+//! would be broken up; the kernel silently drops it without `CAP_DAC_READ_SEARCH`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -20,15 +20,14 @@ use rustix::io::Errno;
 
 use super::covers::Covers;
 use super::proc_fds;
-use super::spares::Spares;
-use branchfs_core::driver::{Driver, PreparedMount};
+use branchfs_core::driver::Driver;
 use branchfs_core::error::{Context, Error};
 use branchfs_core::ids::{BranchId, SCRATCH, directory_name};
 use branchfs_core::mount_table;
 use branchfs_core::overlayfs_mount::{KernelMount, Layers, unmount};
-use branchfs_core::overlayfs_upper::Completion;
+use branchfs_core::overlayfs_upper::NormaliseFor;
 use branchfs_core::overlayfs_upper::{
-    give_work, make_directory, mount_over, open_directory, tree_of, unsettled,
+    chown_work, make_directory, mount_over, open_directory, pending_conversion, tree_of,
 };
 use branchfs_core::rooted_dir::remove_path;
 use branchfs_core::scheduling::{lower_priority, wait_for_reply};
@@ -56,10 +55,10 @@ const COVERING_WAIT_MAX: Duration = Duration::from_secs(5);
 /// from hitting a writer at the same point of its loop each time, and leave the processor to writers that wait to close.
 const ATTEMPT_PAUSE_MAX_NANOS: u64 = 50_000;
 
-/// How long a refused commit or fork searches for what is open, if it finds nothing the first time.
+/// How long a refused commit or fork searches for open files, if it finds none the first time.
 const SEARCH_MAX: Duration = Duration::from_millis(500);
 
-/// How often a branch is settled anew because somebody renamed in it just then.
+/// How often a branch is normalised again because of renames meanwhile.
 const ROUNDS_MAX: usize = 5;
 
 /// A branch that is presented.
@@ -80,7 +79,6 @@ pub(crate) struct Overlay {
     presented: Mutex<HashMap<BranchId, Presented>>,
     /// Shared while a read-only mount may cover a branch, exclusive while branches are uncovered for the unmount.
     covers: RwLock<()>,
-    spares: Spares,
 }
 
 impl Overlay {
@@ -91,7 +89,6 @@ impl Overlay {
             mountpoint: mountpoint.to_path_buf(),
             presented: Mutex::default(),
             covers: RwLock::default(),
-            spares: Spares::new(base, store),
         }
     }
 
@@ -119,7 +116,7 @@ impl Overlay {
     }
 
     fn make(&self, branch: BranchId, name: &str) -> Result<KernelMount, Error> {
-        mount_over(&self.base, &self.layer(branch), false).map_err(|error| match error {
+        mount_over(&self.base, &self.layer(branch)).map_err(|error| match error {
             Error::Io { source, .. } if source.raw_os_error() == Some(libc::EBUSY) => {
                 Error::Unsupported(format!(
                     "branch {name} is still in use by processes of an earlier mount: end them, then mount again"
@@ -138,7 +135,7 @@ impl Overlay {
         branch: BranchId,
         name: &str,
         mount: &KernelMount,
-        completion: Completion,
+        completion: NormaliseFor,
     ) -> Result<bool, Error> {
         let base = open_directory(&self.base)?;
         let _covers = self.covers.read().unwrap_or_else(PoisonError::into_inner);
@@ -176,7 +173,7 @@ impl Overlay {
         branch: BranchId,
         mount: &KernelMount,
         base: &OwnedFd,
-        completion: Completion,
+        completion: NormaliseFor,
     ) -> Result<bool, Error> {
         let layer = self.layer(branch);
         mount.set_read_only(true).at(&layer)?;
@@ -184,17 +181,17 @@ impl Overlay {
             Ok(()) => error,
             Err(second) => Error::Corrupt(format!("{error}; the branch stays read-only: {second}")),
         };
-        let unsettled = unsettled(&layer, base, completion, mount).map_err(thaw)?;
-        if unsettled.is_empty() {
+        let pending = pending_conversion(&layer, base, completion, mount).map_err(thaw)?;
+        if pending.is_empty() {
             return Ok(true);
         }
         mount.set_read_only(false).at(&layer)?;
-        unsettled.settle(&layer, &tree_of(mount).at(&layer)?)?;
+        pending.convert(&layer, &tree_of(mount).at(&layer)?)?;
         Ok(false)
     }
 
-    /// What is open for writing, or deleted and still open, and the processes that have it open. Where nothing is found, the
-    /// processes that use the branch. One search may miss files that are opened and closed all the time.
+    /// The files that are open for writing, or deleted and still open, and the processes that have them open. If there
+    /// are none, the processes that use the branch. One search may miss files that are opened and closed all the time.
     fn find_blocking(&self, branch: BranchId, mount: &KernelMount) -> (Vec<PathBuf>, Vec<String>) {
         let upper = self.layer(branch).join("upper");
         let deadline = Instant::now() + SEARCH_MAX;
@@ -219,7 +216,7 @@ impl Overlay {
         proc_fds::paths_and_users(found)
     }
 
-    /// Takes a mount away that nothing is to be read through any more: what it covers would not be seen.
+    /// Unmounts a branch's directory; it must not show the branch any more.
     fn uncover(&self, name: &str) {
         const ATTEMPTS_MAX: usize = 3;
         let directory = self.directory(name);
@@ -256,47 +253,30 @@ impl Driver for Overlay {
         is_by_kernel != Some(false) // what we wrote has no marks that the kernel would know it by
     }
 
-    fn presents(&self, branch: BranchId) -> bool {
+    fn serves(&self, branch: BranchId) -> bool {
         self.table().contains_key(&branch)
     }
 
-    fn begin(&self) {
-        self.spares.begin();
-    }
-
-    fn take_prepared(&self, layer: &Path) -> Option<PreparedMount> {
-        self.spares.take(layer).map(PreparedMount)
-    }
-
-    fn attach(
-        &self,
-        branch: BranchId,
-        name: &str,
-        ready: Option<PreparedMount>,
-    ) -> Result<(), Error> {
-        let mount = match ready {
-            Some(PreparedMount(mount)) => Arc::new(mount),
-            None => Arc::new(self.make(branch, name)?),
-        };
+    fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error> {
+        let mount = Arc::new(self.make(branch, name)?);
         let directory = self.directory(name);
         mount.attach(&directory).at(&directory)?;
         let presented = Presented { name: name.to_owned(), mount, is_frozen: false };
         self.table().insert(branch, presented);
-        self.spares.refill();
         Ok(())
     }
 
-    fn settle(&self, branch: BranchId) -> Result<(), Error> {
+    fn convert(&self, branch: BranchId) -> Result<(), Error> {
         let Some(Presented { mount, is_frozen: false, .. }) = self.presented(branch) else {
-            return Ok(()); // it is settled, or not ours
+            return Ok(()); // it is normalised, or not presented by this driver
         };
         let layer = self.layer(branch);
         let base = open_directory(&self.base)?;
-        let unsettled = unsettled(&layer, &base, Completion::ForCommit, &mount)?;
-        unsettled.settle(&layer, &tree_of(&mount).at(&layer)?)
+        let pending = pending_conversion(&layer, &base, NormaliseFor::ForCommit, &mount)?;
+        pending.convert(&layer, &tree_of(&mount).at(&layer)?)
     }
 
-    fn freeze(&self, branch: BranchId, completion: Completion) -> Result<(), Error> {
+    fn freeze(&self, branch: BranchId, completion: NormaliseFor) -> Result<(), Error> {
         let Some(Presented { name, mount, is_frozen: false }) = self.presented(branch) else {
             return Ok(());
         };
@@ -326,7 +306,7 @@ impl Driver for Overlay {
     fn detach(&self, branch: BranchId) {
         let Some(presented) = self.table().remove(&branch) else { return };
         self.uncover(&presented.name);
-        // The last descriptor ends the file system, which syncs: nobody waits for that.
+        // Closing the last descriptor ends the file system, which syncs: done in the background.
         let end = move || {
             lower_priority();
             wait_for_reply();
@@ -358,10 +338,6 @@ impl Driver for Overlay {
             }
         }
         done
-    }
-
-    fn end(&self) {
-        self.spares.end();
     }
 }
 
@@ -417,10 +393,10 @@ fn try_options(base: &Path, scratch: &Path, mountpoint: &Path) -> Result<String,
     for directory in [scratch, &upper, &work] {
         make_directory(directory, &owner).map_err(said)?;
     }
-    let mount = KernelMount::make(Layers { lower: base, upper: &upper, work: &work }, false)
-        .map_err(refusal)?;
+    let mount =
+        KernelMount::make(Layers { lower: base, upper: &upper, work: &work }).map_err(refusal)?;
     // A container that is killed at this moment leaves it to the owner.
-    give_work(&work, &owner).map_err(said)?;
+    chown_work(&work, &owner).map_err(said)?;
     mount.attach(mountpoint).map_err(refusal)?;
     let table = mount_table::read();
     unmount(mountpoint, true).map_err(refusal)?;

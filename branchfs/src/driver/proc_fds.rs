@@ -1,5 +1,5 @@
-//! What stands against stopping all writing in a file system: files that are open for writing, and what was deleted and is
-//! still open, and which processes have them open.
+//! Finds what keeps a file system from becoming read-only: files that are open for writing, deleted files that are
+//! still open, and the processes that have them open.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use rustix::fs::{AtFlags, CWD, FileType, OFlags, Statx, StatxFlags};
 
-use branchfs_core::rooted_dir::{Tree, stat_of};
+use branchfs_core::rooted_dir::{RootedDir, stat_of};
 use branchfs_core::sys;
 
 /// What keeps a file system from being made read-only.
 pub(crate) struct Open {
-    /// Below its root. Of what was deleted it ends with ` (deleted)`.
+    /// Path below its root. That of a deleted file ends with ` (deleted)`.
     pub(crate) path: PathBuf,
     /// The process, as in `/proc`.
     process: PathBuf,
@@ -70,11 +70,12 @@ pub(crate) fn paths_and_users(found: Vec<Open>) -> (Vec<PathBuf>, Vec<String>) {
     (paths, users)
 }
 
-fn file_system_of(root: BorrowedFd<'_>) -> Option<(u64, Tree)> {
-    Some((device_of(root)?, rustix::io::dup(root.as_fd()).map(Tree::new).ok()?))
+fn file_system_of(root: BorrowedFd<'_>) -> Option<(u64, RootedDir)> {
+    Some((device_of(root)?, rustix::io::dup(root.as_fd()).map(RootedDir::new).ok()?))
 }
 
-/// What a link of `/proc` leads to, if that is on `device`. Asks no server of a file system, which might never answer.
+/// The status of the target of a link in `/proc`, if it is on `device`. Sends no request to a network or FUSE server,
+/// which might not answer.
 fn status_on(device: u64, link: &Path) -> Option<Statx> {
     let (flags, mask) = (AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS);
     let status = rustix::fs::statx(CWD, link, flags, mask).ok()?;
@@ -90,10 +91,10 @@ fn has_deleted_name(name: &Path) -> bool {
 /// cannot look into. Files without a name are missed, and after `deadline` the rest.
 pub(crate) fn written_in(upper: &Path, deadline: Instant) -> Vec<PathBuf> {
     let mut paths = Vec::new();
-    let Ok(tree) = Tree::open_root(upper) else { return paths };
+    let Ok(tree) = RootedDir::open_root(upper) else { return paths };
     let mut directories = vec![PathBuf::new()];
     while let Some(directory) = directories.pop() {
-        // What is gone by now is not open either, as far as a name leads to it.
+        // A file that is gone by now is not open by that name either.
         for entry in tree.list(&directory).unwrap_or_default() {
             if Instant::now() >= deadline {
                 return paths;
@@ -110,7 +111,7 @@ pub(crate) fn written_in(upper: &Path, deadline: Instant) -> Vec<PathBuf> {
     paths
 }
 
-fn is_open_for_writing(tree: &Tree, path: &Path) -> bool {
+fn is_open_for_writing(tree: &RootedDir, path: &Path) -> bool {
     let opened = tree.open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW);
     let Ok(file) = opened else { return false };
     let owner = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_uid);
@@ -180,9 +181,9 @@ fn is_for_writing(process: &Path, descriptor: &Path) -> bool {
     flags.and_then(|flags| u64::from_str_radix(flags.trim(), 8).ok()).is_some_and(|f| f & 3 != 0)
 }
 
-/// A file's path as its process sees it ends with the path below the root: which end it is, the inode tells. Of what was
-/// deleted it is the longest end whose directory is there.
-fn path_below(tree: &Tree, whole: &Path, number: u64, is_deleted: bool) -> Option<PathBuf> {
+/// The path below the root is an end of the path that the process sees; the inode tells which one. For a deleted file
+/// it is the longest end whose directory exists.
+fn path_below(tree: &RootedDir, whole: &Path, number: u64, is_deleted: bool) -> Option<PathBuf> {
     let parts: Vec<_> = whole.iter().filter(|part| *part != "/").collect();
     let ends = (0..parts.len()).map(|start| parts[start..].iter().collect::<PathBuf>());
     let is_it = |end: &PathBuf| match tree.stat(end) {

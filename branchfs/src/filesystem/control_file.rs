@@ -17,7 +17,8 @@ pub(super) const CONTROL_INDEX: NodeIndex = (1 << INDEX_BITS) - 1;
 /// Handle of an open control file: nothing is kept for it, and no view has this number.
 pub(super) const CONTROL_HANDLE: Handle = Handle(0);
 
-/// What the control files do (`crate::control_files`): each is named by the view in whose root it is.
+/// The operations of control files (`crate::control_files`). A control file is identified by the view in whose root it
+/// is.
 ///
 /// Writes and ioctls may take as long as a commit and wait for other requests.
 pub(crate) trait ControlFile: Send + Sync {
@@ -25,7 +26,7 @@ pub(crate) trait ControlFile: Send + Sync {
     fn read(&self, slot: ViewId) -> FsResult<String>;
     /// Carries out a command.
     fn write(&self, slot: ViewId, text: &[u8]) -> FsResult<()>;
-    /// Carries out an ioctl; returns what it hands out.
+    /// Carries out an ioctl; returns its output.
     fn ioctl(&self, slot: ViewId, number: u32) -> FsResult<Vec<u8>>;
 }
 
@@ -44,9 +45,9 @@ impl BranchFilesystem {
         parent == ROOT && name == CONTROL_FILE && self.control_file.get().is_some()
     }
 
-    /// It belongs to the base's owner and nobody else may open it: the kernel sees to that.
+    /// Attributes of a control file. Only the base's owner may open it; the kernel checks that.
     pub(super) fn control_attributes(&self) -> FsResult<vfs::Attributes> {
-        let root = self.mounted(MAIN)?.lock().getattr(ROOT)?;
+        let root = self.mount.mounted(MAIN)?.lock().getattr(ROOT)?;
         let mode = libc::S_IFREG | 0o600;
         Ok(vfs::Attributes { ino: CONTROL_INDEX, size: 0, blocks: 0, mode, nlink: 1, ..root })
     }

@@ -21,13 +21,13 @@ impl BranchFilesystem {
         new: New<'_>,
         umask: u32,
     ) -> FsResult<(Entry, Option<OwnedFd>)> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, parent) = self.at(parent)?;
         self.refuse_branch_name(&mounted, parent, name)?;
         let mut view = mounted.writable()?;
         let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create(parent, name, new, umask, owner)?;
-        view.nodes.remember(index);
+        view.nodes.add_lookup(index);
         Ok((entry(&mounted, index, attributes), file))
     }
 
@@ -47,9 +47,9 @@ impl BranchFilesystem {
         }
     }
 
-    /// Gives the kernel the content of a small file that was opened for the first time: no READ comes, and none that makes
-    /// the kernel ask for attributes again (it takes each for a new time of access). With the view locked: nobody can
-    /// open the file meanwhile and write what this would undo.
+    /// Stores the content of a small file in the kernel's page cache when it is first opened. That saves the READ, and
+    /// a GETATTR after it (the kernel assumes that each READ changes the access time). The view is locked, so that no
+    /// open file can write in between.
     pub(super) fn store_content(
         &self,
         mounted: &MountedBranch,
@@ -60,7 +60,7 @@ impl BranchFilesystem {
         let Some(kernel) = self.kernel.get().filter(|_| mounted.slot != MAIN) else {
             return;
         };
-        // Whatever fails here fails again, and is told, when the kernel asks.
+        // An error here occurs again, and is reported, when the kernel sends the request.
         if let Some(Ok(content)) = file.unread_bytes.map(|size| view.content(file.handle, size)) {
             let _ = kernel.store(node, &content);
         }
@@ -89,7 +89,8 @@ impl BranchFilesystem {
         let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
         let mut view = mounted.live()?;
         let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
-        let file = view.serve(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
+        let file =
+            view.choose_backing(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
         let ttl =
             if view.attributes_are_stable(index) { entry.attributes_ttl } else { Duration::ZERO };
         let entry = Entry { attributes_ttl: ttl, ..entry };
@@ -104,14 +105,14 @@ impl BranchFilesystem {
         flags: OpenFlags,
     ) -> FsResult<(Entry, OpenReply)> {
         admit_file()?;
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, parent) = self.at(parent)?;
         let mut view = mounted.writable()?;
         let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
-        view.nodes.remember(index);
+        view.nodes.add_lookup(index);
         let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
-        let file = view.serve(index, file, access, self.backer(&mounted))?;
+        let file = view.choose_backing(index, file, access, self.backer(&mounted))?;
         let entry = Self::entry_of(&mounted, &mut view, index, attributes);
         Ok((entry, Self::opened(&mounted, &file)))
     }

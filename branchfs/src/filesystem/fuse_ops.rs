@@ -24,7 +24,7 @@ use branchfs_fuse::{
 };
 
 impl BranchFilesystem {
-    /// Attributes that somebody may be changing through a mapping are asked for each time.
+    /// Attributes that may change through a mapping are not cached.
     fn attributes_ttl_of(mounted: &MountedBranch, view: &mut View, index: NodeIndex) -> Duration {
         if view.attributes_are_stable(index) {
             attributes_ttl(mounted, index)
@@ -61,7 +61,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<Entry> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, parent) = self.at(parent)?;
         if let Some(entry) = self.branch_entry(&mounted, parent, name) {
             return entry;
@@ -71,7 +71,7 @@ impl Filesystem for BranchFilesystem {
         }
         let mut view = mounted.live()?;
         if let Some((index, attributes)) = view.lookup(parent, name)? {
-            view.nodes.remember(index);
+            view.nodes.add_lookup(index);
             return Ok(Self::entry_of(&mounted, &mut view, index, attributes));
         }
         let may_become_branch = parent == ROOT && name.as_bytes().starts_with(b"@");
@@ -88,17 +88,17 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn forget(&self, node: NodeId, count: u64) {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         if let Ok((mounted, index)) = self.at(node) {
             if index != ROOT {
-                mounted.lock_as_it_is().nodes.forget(index, count);
+                mounted.lock_as_it_is().nodes.drop_lookups(index, count);
             }
         }
     }
 
     fn getattr(&self, node: NodeId, handle: Option<Handle>) -> FsResult<(Attributes, Duration)> {
         let _ = handle;
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
             return Ok((attributes(self.control_attributes()?), Duration::ZERO));
@@ -119,7 +119,7 @@ impl Filesystem for BranchFilesystem {
         node: NodeId,
         changes: &SetAttr,
     ) -> FsResult<(Attributes, Duration)> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
             // A shell that redirects to it truncates it first.
@@ -135,7 +135,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn readlink(&self, node: NodeId) -> FsResult<Vec<u8>> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         mounted.live()?.readlink(index)
     }
@@ -178,7 +178,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, parent) = self.at(parent)?;
         if self.is_control_name(parent, name) {
             return Err(Errno::PERM);
@@ -187,7 +187,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, parent) = self.at(parent)?;
         if self.branch_entry(&mounted, parent, name).is_some() {
             return Err(Errno::BUSY);
@@ -204,7 +204,7 @@ impl Filesystem for BranchFilesystem {
         new_name: &OsStr,
         flags: u32,
     ) -> FsResult<()> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let flags = RenameFlags::from_bits_retain(flags);
         if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
             return Err(Errno::INVAL); // a branch has no whiteouts that a program could see
@@ -232,7 +232,7 @@ impl Filesystem for BranchFilesystem {
         new_parent: NodeId,
         new_name: &OsStr,
     ) -> FsResult<Entry> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         let (new_slot, new_parent) = Self::split(new_parent);
         if new_slot != mounted.slot {
@@ -241,12 +241,12 @@ impl Filesystem for BranchFilesystem {
         self.refuse_branch_name(&mounted, new_parent, new_name)?;
         let mut view = mounted.writable()?;
         let attributes = view.link(index, new_parent, new_name)?;
-        view.nodes.remember(index);
+        view.nodes.add_lookup(index);
         Ok(Self::entry_of(&mounted, &mut view, index, attributes))
     }
 
     fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> FsResult<OpenReply> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
             return Ok(OpenReply {
@@ -273,7 +273,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn release(&self, node: NodeId, handle: Handle) {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let Ok((mounted, _)) = self.at(node) else {
             return;
         };
@@ -293,7 +293,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr) -> FsResult<Vec<u8>> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         if mounted.slot == MAIN && index == ROOT {
             if name == CONTROL_XATTR {
@@ -323,13 +323,13 @@ impl Filesystem for BranchFilesystem {
         flags: u32,
         acl_kill_sgid: bool,
     ) -> FsResult<()> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         mounted.writable()?.setxattr(index, name, value, flags, acl_kill_sgid)
     }
 
     fn listxattr(&self, node: NodeId) -> FsResult<Vec<u8>> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
             return Ok(Vec::new());
@@ -338,7 +338,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn removexattr(&self, _caller: &Caller, node: NodeId, name: &OsStr) -> FsResult<()> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         mounted.writable()?.removexattr(index, name)
     }
@@ -461,7 +461,7 @@ impl Filesystem for BranchFilesystem {
         let narrow = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         // Under a disk limit the branch is as large as that.
         let quota = root.ledger().map(Ledger::quota);
-        let left = quota.and_then(Quota::left).map(|left| left / found.f_frsize.max(1));
+        let left = quota.and_then(Quota::available).map(|left| left / found.f_frsize.max(1));
         let used = quota.map_or(0, Quota::used) / found.f_frsize.max(1);
         let within = |value: u64| left.map_or(value, |left| value.min(left));
         Ok(Statfs {

@@ -7,29 +7,29 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::BranchFilesystem;
-use branchfs_core::file_io::Content;
+use branchfs_core::file_io::FileIo;
 use branchfs_core::quota::FileAccount;
 use branchfs_core::view::CopiedContent;
 use branchfs_fuse::{Caller, FsResult, Handle, NodeId};
 
 impl BranchFilesystem {
-    pub(super) fn content(&self, node: NodeId, handle: Handle) -> FsResult<Content> {
+    pub(super) fn content(&self, node: NodeId, handle: Handle) -> FsResult<FileIo> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.live()?;
-        Ok(Content { file: view.handles.file(handle.0)?, partial: view.handles.partial(handle.0) })
+        Ok(FileIo { file: view.handles.file(handle.0)?, partial: view.handles.partial(handle.0) })
     }
 
     fn writable_content(
         &self,
         node: NodeId,
         handle: Handle,
-    ) -> FsResult<(Content, Option<Arc<FileAccount>>)> {
+    ) -> FsResult<(FileIo, Option<Arc<FileAccount>>)> {
         let (mounted, index) = self.at(node)?;
         let mut view = mounted.writable()?;
-        // The commit of a child makes what was the top layer one of the lower layers.
-        view.copy_up(index, CopiedContent::Keep)?;
+        // After a commit of a child the former top layer is a lower layer.
+        view.copy_up(index, CopiedContent::Yes)?;
         let (file, partial) = (view.handles.file(handle.0)?, view.handles.partial(handle.0));
-        Ok((Content { file, partial }, view.handles.file_use(handle.0)))
+        Ok((FileIo { file, partial }, view.handles.file_use(handle.0)))
     }
 
     pub(super) fn read_file(
@@ -46,7 +46,7 @@ impl BranchFilesystem {
             buffer[..count].copy_from_slice(&rest.unwrap_or_default()[..count]);
             return Ok(count);
         }
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         self.content(node, handle)?.read(offset, buffer)
     }
 
@@ -61,7 +61,7 @@ impl BranchFilesystem {
         if let (slot, Some(control_file)) = self.control_file_at(node) {
             return control_file.write(slot, data).map(|()| data.len());
         }
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (content, file_use) = self.writable_content(node, handle)?;
         self.kill_privileges(node, &content, kill_privileges)?;
         let write = || content.write(offset, data);
@@ -73,8 +73,8 @@ impl BranchFilesystem {
         }
     }
 
-    /// Drops what a change of content takes away: capabilities, and with `set_id` the set-id bits.
-    fn kill_privileges(&self, node: NodeId, content: &Content, set_id: bool) -> FsResult<()> {
+    /// Removes capabilities after a change of content, and the set-id bits if `set_id` is set.
+    fn kill_privileges(&self, node: NodeId, content: &FileIo, set_id: bool) -> FsResult<()> {
         if branchfs_core::view::kill_privileges_of(&*content.file, set_id)? {
             if let Some(kernel) = self.kernel.get() {
                 let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
@@ -92,10 +92,10 @@ impl BranchFilesystem {
         offset: u64,
         length: u64,
     ) -> FsResult<()> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let (content, file_use) = self.writable_content(node, handle)?;
         self.kill_privileges(node, &content, loses_set_id(caller))?;
-        let Content { file, partial } = content;
+        let FileIo { file, partial } = content;
         let mode = FallocateFlags::from_bits_retain(mode);
         match (file_use, partial) {
             (Some(file_use), _) => file_use.allocate(file.as_fd(), mode, offset, length),
@@ -113,7 +113,7 @@ impl BranchFilesystem {
     ) -> FsResult<u64> {
         const SEEK_DATA: u32 = 3;
         const SEEK_HOLE: u32 = 4;
-        let Content { file, partial } = self.content(node, handle)?;
+        let FileIo { file, partial } = self.content(node, handle)?;
         match (whence, partial) {
             (SEEK_DATA, Some(partial)) => partial.seek_data(offset),
             (SEEK_HOLE, Some(partial)) => partial.seek_hole(offset),
@@ -130,7 +130,7 @@ impl BranchFilesystem {
         to: (NodeId, Handle, u64),
         length: u64,
     ) -> FsResult<usize> {
-        let _pass = self.pass();
+        let _pass = self.mount.enter_request();
         let source = self.content(from.0, from.1)?;
         let (target, file_use) = self.writable_content(to.0, to.1)?;
         self.kill_privileges(to.0, &target, loses_set_id(caller))?;

@@ -1,8 +1,8 @@
-//! Directories as they are listed.
+//! Directory listings.
 //!
-//! The kernel opens and closes directories by itself and keeps every listing that was read to its end. A branch changes
-//! through the kernel alone, and what outdates it otherwise is told ([`super::invalidation`]). Others may change main's
-//! directories at any time: of them the kernel is made to keep nothing.
+//! The kernel opens and closes directories without a request and caches every listing that was read to its end. A
+//! branch changes only through the kernel; other changes of it invalidate the cache ([`super::invalidation`]). Other
+//! programs may change main's directories at any time, so the kernel caches none of those.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{BranchFilesystem, MAIN, MountedBranch};
 use branchfs_core::view::{NodeIndex, View};
 use branchfs_fuse::{DirectorySink, Entry, FsResult, NodeId};
 
-/// An entry of a listing that says no more than the name.
+/// An entry of a listing without attributes.
 const NAME_ALONE: Entry = Entry {
     node: None,
     generation: 0,
@@ -30,11 +30,12 @@ impl BranchFilesystem {
     ) -> FsResult<()> {
         let (slot, index) = Self::split(node);
         if let (MAIN, Some(kernel)) = (slot, self.kernel.get().filter(|_| offset > 0)) {
-            // Who reads on has kept what came so far. Before the end is told: a listing that lacks pages is none.
+            // The kernel has cached the part that was read. It must be invalidated before the end is reported: the
+            // kernel does not cache an incomplete listing.
             let _ = kernel.invalidate_node(node); // the kernel may keep none: as good
         }
-        let _pass = self.pass();
-        let mounted = self.mounted(slot)?;
+        let _pass = self.mount.enter_request();
+        let mounted = self.mount.mounted(slot)?;
         let mut view = mounted.live()?;
         let listing = view.listing(index, offset)?;
         let push = |sink: &mut dyn DirectorySink, ino: u64, next: u64, kind: u8, name: &OsStr| {
@@ -61,14 +62,17 @@ impl BranchFilesystem {
             if plus && !sink.has_room(&entry.name) {
                 break;
             }
-            let found =
-                if plus { self.tell(&mounted, &mut view, index, &entry.name) } else { None };
+            let found = if plus {
+                self.entry_attributes(&mounted, &mut view, index, &entry.name)
+            } else {
+                None
+            };
             let pushed = match &found {
                 Some((child, told)) => {
                     let ino = told.attributes.map_or(entry.ino, |attributes| attributes.ino);
                     let pushed = sink.push_plus(told, ino, next, kind, &entry.name);
                     if !pushed {
-                        view.nodes.forget(*child, 1);
+                        view.nodes.drop_lookups(*child, 1);
                     }
                     pushed
                 }
@@ -81,9 +85,9 @@ impl BranchFilesystem {
         Ok(())
     }
 
-    /// What a listing tells the kernel about a name beside the name, with one reference to its node. Nothing where that is
-    /// no use: the kernel knows the name, or may not keep it; it is a branch's, or nothing has it any more.
-    fn tell(
+    /// The attributes of an entry in a READDIRPLUS reply, with one reference to its node. Empty if they are of no use:
+    /// the kernel knows the name, or may not cache it; it is a branch's directory, or it is gone.
+    fn entry_attributes(
         &self,
         mounted: &MountedBranch,
         view: &mut View,
@@ -91,13 +95,13 @@ impl BranchFilesystem {
         name: &OsStr,
     ) -> Option<(NodeIndex, Entry)> {
         if mounted.slot == MAIN
-            || view.nodes.is_remembered(directory, name)
+            || view.nodes.has_lookups(directory, name)
             || self.branch_entry(mounted, directory, name).is_some()
         {
             return None;
         }
         let (child, attributes) = view.lookup(directory, name).ok().flatten()?;
-        view.nodes.remember(child);
+        view.nodes.add_lookup(child);
         Some((child, Self::entry_of(mounted, view, child, attributes)))
     }
 }

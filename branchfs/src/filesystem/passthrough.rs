@@ -15,7 +15,7 @@ impl BranchFilesystem {
         let _ = self.probe.set(probe); // set once, at start
     }
 
-    /// Why there is no passthrough; empty where there is.
+    /// Why passthrough is not used; empty if it is used.
     pub(crate) fn passthrough(&self) -> &str {
         self.passthrough.get().map_or("the mount is not ready yet", String::as_str)
     }
@@ -40,8 +40,8 @@ impl BranchFilesystem {
         }
     }
 
-    /// Who takes backing files of a branch. Main is read and written by asking: freezing it must reach open files, and
-    /// others change the base.
+    /// The notifier that registers backing files of a branch. Main has none: freezing it must reach open files, and
+    /// other programs change the base.
     pub(super) fn backer(&self, mounted: &MountedBranch) -> Option<&Arc<dyn BackingFiles>> {
         let is_on = mounted.slot != MAIN && self.passthrough.get().is_some_and(String::is_empty);
         self.backing_files.get().filter(|_| is_on)

@@ -22,9 +22,9 @@ pub enum Reply<T> {
 pub struct ErrorReply {
     /// What to do next.
     pub hint: Option<String>,
-    /// Tells a program what failed and what holds afterwards.
+    /// Identifies the error and the state afterwards, for programs.
     pub kind: ErrorKind,
-    /// Tells a user what failed.
+    /// Describes the error, for users.
     pub message: String,
     /// The path at which the operating system returned an error.
     pub path: Option<WirePath>,
@@ -47,7 +47,7 @@ pub struct InfoReply {
     pub control_files: bool,
     /// The driver that presents the branches of main: "fuse" or "overlay".
     pub driver: Cow<'static, str>,
-    /// What a client may use in addition to what the version promises.
+    /// Features in addition to those of the version.
     pub features: Vec<Cow<'static, str>>,
     /// The group of the base's owner.
     pub gid: u32,
@@ -247,7 +247,7 @@ pub struct HistoryReply {
 /// The reply to `show`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ShowReply {
-    /// What the commit changed in main, sorted by path.
+    /// The changes of the commit in main, sorted by path.
     pub changes: Vec<Change>,
     /// The commit.
     pub entry: HistoryEntry,

@@ -25,20 +25,20 @@ mod unpack;
 pub use export::export;
 pub use unpack::{OwnershipPolicy, Unpacked, unpack};
 
-/// Begins the name of a whiteout.
+/// Prefix of a whiteout's name.
 const WHITEOUT: &[u8] = b".wh.";
 
-/// Makes its directory opaque.
+/// Name of the file that makes its directory opaque.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// Begins a record with an extended attribute.
+/// Prefix of the key of a record with an extended attribute.
 const XATTR: &str = "SCHILY.xattr.";
 
-/// Of a header, of the end mark, and what content is filled up to.
+/// Size of a header and of the end mark; content is padded to a multiple.
 const BLOCK_BYTES: usize = 512;
 
 /// Longest header extension: names, and extended attributes, of which Linux takes 64 KiB a value.
 const EXTENSION_BYTES_MAX: u64 = 1 << 20;
 
-/// What errors name where the archive is written to.
+/// Names the output in errors.
 const OUTPUT: &str = "the output";

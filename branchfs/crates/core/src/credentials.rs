@@ -19,7 +19,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Returns credentials of these ids.
+    /// Returns credentials with these ids.
     #[must_use]
     pub fn new(uid: Uid, gid: Gid, groups: Vec<Gid>) -> Self {
         Self { uid, gid, groups }

@@ -27,20 +27,22 @@ use crate::error::Error;
 
 type Result<T> = std::result::Result<T, Errno>;
 
-/// Descriptors kept at most, where the limit allows more: forgetting a directory looks at all that its tree keeps.
+/// Maximum number of kept descriptors, if the limit allows so many. Bounded because invalidating a directory examines
+/// all of its tree.
 const KEPT_MAX: usize = 1024;
 
 /// A reserve smaller than this would not do for a commit.
 const RESERVE_MIN: usize = 64;
 
-/// What a transaction needs at a time: its trees, its journal, two files that are copied, and what the background has.
+/// Descriptors that a transaction needs at once: its directories, its journal, two files that are copied, and those of
+/// the background thread.
 const TRANSACTION_NEEDS: usize = 24;
 
-/// A descriptor, and what its owner knows of it.
+/// A kept descriptor with its identity.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
     pub(crate) file: Arc<OwnedFd>,
-    /// Device and number, where the owner asks whether the path still leads there.
+    /// Device and inode number, if the owner checks that the path still leads there.
     pub(crate) identity: (u32, u32, u64),
 }
 
@@ -64,7 +66,7 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The limit of this process, which raises it once before it opens anything.
+/// The limit of this process, raised once before anything is opened.
 fn limit() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
     *LIMIT.get_or_init(|| {
@@ -78,7 +80,7 @@ fn reserve() -> usize {
 }
 
 impl Table {
-    /// Makes room for one more. Returns what is to be closed: the half that was used least recently.
+    /// Makes room for one more. Returns the descriptors to close: the least recently used half.
     fn make_room(&mut self, kept_max: usize) -> Vec<Kept> {
         if self.count < kept_max {
             return Vec::new();
@@ -102,7 +104,7 @@ impl Table {
     }
 }
 
-/// Takes what fulfils this out of the entries of one owner.
+/// Removes the entries of one owner that satisfy the condition.
 fn take(
     entries: &mut HashMap<OsString, Entry>,
     is_taken: impl Fn(&OsStr, &Entry) -> bool,
@@ -118,7 +120,7 @@ fn take(
     taken
 }
 
-/// Who keeps descriptors, each under a name. They are closed with it.
+/// Keeps descriptors, each under a name. They are closed when this value is dropped.
 #[derive(Debug)]
 pub struct Owner(u64);
 
@@ -128,7 +130,7 @@ impl Owner {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The descriptor that is kept under a name.
+    /// The descriptor kept under a name.
     pub(crate) fn get(&self, name: &OsStr) -> Option<Kept> {
         let mut table = table();
         table.clock += 1;
@@ -151,8 +153,8 @@ impl Owner {
         drop((closed, before));
     }
 
-    /// Keeps no descriptor any more whose name fulfils this.
-    pub(crate) fn forget(&self, is_forgotten: impl Fn(&OsStr) -> bool) {
+    /// Closes the kept descriptors whose names satisfy `is_forgotten`.
+    pub(crate) fn invalidate(&self, is_forgotten: impl Fn(&OsStr) -> bool) {
         let mut table = table();
         let Some(own) = table.owners.get_mut(&self.0) else { return };
         let closed = take(own, |name, _| is_forgotten(name));
@@ -164,7 +166,7 @@ impl Owner {
         drop(closed);
     }
 
-    /// The names of all that is kept.
+    /// The names of all kept descriptors.
     #[cfg(test)]
     pub(crate) fn names(&self) -> Vec<OsString> {
         table().owners.get(&self.0).into_iter().flatten().map(|(name, _)| name.clone()).collect()
@@ -173,17 +175,17 @@ impl Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        self.forget(|_| true);
+        self.invalidate(|_| true);
     }
 }
 
-/// Closes all that is kept, but for what is in use at this moment.
+/// Closes all kept descriptors that are not in use.
 fn close_kept() {
     let closed = table().take(|_| true);
     drop(closed);
 }
 
-/// Opens something. Where the descriptors have run out, those that are kept make room.
+/// Opens something. If there are no free descriptors, it closes the kept ones and tries again.
 pub fn with_room<T>(open: impl Fn() -> Result<T>) -> Result<T> {
     match open() {
         Err(Errno::MFILE | Errno::NFILE) => {
@@ -194,7 +196,7 @@ pub fn with_room<T>(open: impl Fn() -> Result<T>) -> Result<T> {
     }
 }
 
-/// The same for what answers with an error of the standard library.
+/// As [`with_room`], for calls that return an error of the standard library.
 pub(crate) fn with_room_io<T>(open: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     match open() {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
@@ -237,10 +239,10 @@ pub fn admit_connection() -> Result<()> {
     leaves(reserve() / 2)
 }
 
-/// Makes sure that a transaction has the descriptors that it needs.
+/// Checks that a transaction can get the descriptors that it needs.
 ///
 /// # Errors
-/// `Unsupported`: programs and other branches have them.
+/// `Unsupported`: programs and other branches use them.
 pub(crate) fn admit_transaction() -> std::result::Result<(), Error> {
     let take = || {
         let taken = (0..TRANSACTION_NEEDS).map(|_| rustix::io::fcntl_dupfd_cloexec(anchor()?, 0));

@@ -27,13 +27,13 @@ use crate::layer::Layer;
 use crate::lazy_copy_up::PartialCopy;
 
 pub use compare::{ChangeKind, ChangedField};
-pub use compare::{Difference, compare, join, rename_by_inode};
+pub use compare::{Difference, compare, match_pairs, rename_by_inode};
 pub use content::{OpenedFile, Reader};
 pub use patch::{Statistics, statistics, write_patch};
 pub use stack::find_below;
 pub use walk::{RenamedDirs, Walked, list_view, walk};
 
-/// One object on one side: where it is in the view, and in which layer it lies.
+/// One object on one side: its path in the view and its layer.
 #[derive(Clone, Debug)]
 pub struct Side {
     /// In the view; empty for the root.
@@ -42,13 +42,13 @@ pub struct Side {
     /// In the layer.
     pub(crate) place: PathBuf,
     pub(crate) stat: Stat,
-    /// What has the content of a file that is in its layer by its attributes alone.
+    /// The object that has the content, if this one is a metacopy: a file in the layer with attributes only.
     pub(crate) content: Option<Box<Side>>,
-    /// Where it was copied up in part: the file and its layer do not tell what it shows.
+    /// The partial copy, if the file is one: then its content cannot be read from its layer alone.
     pub(crate) partial: Option<Arc<PartialCopy>>,
 }
 
-/// What a comparison needs of `statx`: a walk keeps two for each changed name.
+/// The part of `statx` that a comparison needs. Small, because a walk keeps two for each changed name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Stat {
     /// With the type.
@@ -91,22 +91,22 @@ impl Side {
         self.stat.mode & 0o7777
     }
 
-    /// Where the content is.
+    /// The object that has the content.
     fn data(&self) -> &Self {
         self.content.as_deref().unwrap_or(self)
     }
 
-    /// What identifies the object over copies: the inode number that every branch shows for it.
+    /// Identifies the object across copies: the inode number that every branch shows for it.
     fn st_ino(&self) -> u64 {
         self.layer.st_ino(self.stat.ino)
     }
 }
 
-/// An object before and after. At least one is there.
+/// An object before and after. At least one of them is set.
 #[derive(Clone, Debug)]
 pub struct Pair {
     pub(crate) before: Option<Side>,
     pub(crate) after: Option<Side>,
-    /// It has its name still, in a directory that may have been renamed.
+    /// It still has its name, in a directory that may have been renamed.
     pub(crate) keeps_name: bool,
 }

@@ -71,7 +71,7 @@ pub fn assert_fields<T: for<'de> Deserialize<'de>>(heading: &str, table: &str) {
     assert_eq!(documented, fields, "{heading}");
 }
 
-/// Checks that each example of a section is exactly what the type writes.
+/// Checks that each example of a section equals what the type serializes to.
 pub fn assert_examples<T: Serialize + for<'de> Deserialize<'de>>(heading: &str) {
     let examples = &sections("format.md")[heading].examples;
     assert!(!examples.is_empty(), "{heading}");

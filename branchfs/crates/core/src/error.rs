@@ -1,4 +1,4 @@
-//! What can go wrong with a branch, as users see it: the error kinds of the control protocol (docs/control.md).
+//! The errors of operations on branches, with the error kinds of the control protocol (docs/control.md).
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::no_follow::PATH_BYTES_MAX;
 use crate::no_follow::Refusal;
 
-/// The kinds of errors that the control protocol distinguishes. `docs/control.md` says what each means and what holds after it.
+/// The kinds of errors in the control protocol. `docs/control.md` says what each means and what state it leaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// A malformed request, or a commit that would commit nothing.
+    /// A malformed request, or a commit with nothing to commit.
     Usage,
     /// An invalid branch name.
     Name,
@@ -44,7 +44,7 @@ pub enum ErrorKind {
     Corrupt,
 }
 
-/// An error with its causes, each said once: some errors name their cause in their own text.
+/// An error with its causes, without repeating a cause that is already in the text.
 #[must_use]
 pub fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -77,7 +77,7 @@ pub enum Error {
     /// There is no such branch.
     #[error("there is no branch {0}")]
     NotFound(String),
-    /// The history holds nothing to take back, or to do again.
+    /// There is no commit to undo, or to redo.
     #[error("there is no commit to {0}")]
     NothingKept(&'static str),
     /// The commit to be undone or redone is not the next one.
@@ -96,7 +96,7 @@ pub enum Error {
     /// A sibling was committed first.
     #[error("branch {0} is stale: a sibling was committed first")]
     Stale(String),
-    /// A commit would overwrite what others did.
+    /// A commit would overwrite changes that others made.
     #[error("{message}")]
     Conflict {
         /// What happened.
@@ -106,16 +106,16 @@ pub enum Error {
         /// What to do next.
         hint: &'static str,
     },
-    /// A commit would take nothing of what the branch changed, and drop all of it.
+    /// The path filter includes none of the paths that the branch changed, and the rest would be dropped.
     #[error("none of the {count} paths that branch {name} changed {wanted}")]
     NothingChosen {
         /// The branch.
         name: String,
-        /// How many paths it changed.
+        /// The number of paths that the branch changed.
         count: usize,
         /// The first of them.
         first: PathBuf,
-        /// What was asked of a path.
+        /// The operation that was requested.
         wanted: String,
     },
     /// The branch has live children.
@@ -131,13 +131,13 @@ pub enum Error {
     Busy {
         /// The branch.
         name: String,
-        /// Those files. The paths of deleted ones end with ` (deleted)`.
+        /// The files that are open. Paths of deleted files end with ` (deleted)`.
         paths: Vec<PathBuf>,
-        /// The processes that have them open, where known, as number and name. Where no file was found, those that use the
-        /// branch.
+        /// The processes that have them open, if known, as number and name. If no file was found, the processes that
+        /// use the branch.
         users: Vec<String>,
     },
-    /// The same in the branch that was to be forked.
+    /// Their paths. Those of deleted files end with ` (deleted)`.
     #[error(
         "branch {name} cannot be forked: it has {}, which a fork must freeze",
         what_is_open(paths)
@@ -145,10 +145,10 @@ pub enum Error {
     Written {
         /// The branch.
         name: String,
-        /// Those files. The paths of deleted ones end with ` (deleted)`.
+        /// The files that are open. Paths of deleted files end with ` (deleted)`.
         paths: Vec<PathBuf>,
-        /// The processes that have them open, where known, as number and name. Where no file was found, those that use the
-        /// branch.
+        /// The processes that have them open, if known, as number and name. If no file was found, the processes that
+        /// use the branch.
         users: Vec<String>,
     },
     /// A branch is in use.
@@ -161,16 +161,16 @@ pub enum Error {
         "the mount is in use: end the processes that have files or their working directory in it"
     )]
     MountInUse,
-    /// Something was not what it was a moment ago.
+    /// An object changed while it was read.
     #[error("{} was changed while it was read", .0.display())]
     Changed(PathBuf),
     /// This mount cannot do it.
     #[error("{0}")]
     Unsupported(String),
-    /// The operating system refused.
+    /// The operating system returned an error.
     #[error("cannot access {}: {source}", path.display())]
     Io {
-        /// What was accessed.
+        /// The path that was accessed.
         path: PathBuf,
         /// Why it failed.
         source: std::io::Error,
@@ -183,7 +183,7 @@ pub enum Error {
     Refused {
         /// In the store.
         path: PathBuf,
-        /// What it is.
+        /// The reason.
         reason: String,
     },
     /// A path is longer than any that a branch may have.
@@ -192,23 +192,23 @@ pub enum Error {
         shortened(path)
     )]
     PathTooLong {
-        /// What was accessed: the path itself, or a directory above it.
+        /// The path that was accessed: the path itself, or a directory above it.
         path: PathBuf,
     },
     /// A step of a commit, an undo or a redo failed; everything is as before.
     #[error("cannot access {}: {source}", path.display())]
     Step {
-        /// What was being done.
+        /// The step that failed.
         step: &'static str,
         /// In the base.
         path: PathBuf,
         /// Why it failed.
         source: std::io::Error,
     },
-    /// Syncing failed: what was written may not survive a power loss, and a later sync that succeeds proves nothing.
+    /// Syncing failed: the data may be lost in a power failure. A later sync that succeeds proves nothing.
     #[error("cannot sync {}: {source}; it may not survive a power loss", path.display())]
     NotDurable {
-        /// What was synced.
+        /// The path that was synced.
         path: PathBuf,
         /// Why it failed.
         source: std::io::Error,
@@ -218,7 +218,7 @@ pub enum Error {
     Incomplete {
         /// "commit", "undo" or "redo".
         what: &'static str,
-        /// What failed.
+        /// The first error.
         source: Box<Error>,
     },
     /// A transaction failed, and undoing its steps failed too.
@@ -241,7 +241,7 @@ pub enum Error {
         "{0} failed with an internal error of the daemon: it may or may not have taken effect. No transaction is accepted until the next mount"
     )]
     Panicked(String),
-    /// The journal holds more than one decided transaction.
+    /// The journal holds more than one logged transaction.
     #[error(
         "{} holds {} unfinished transactions ({}), of which only the last can be recovered: applying an older one would overwrite later changes. Nothing was changed",
         journal.display(), transactions.len(), list(transactions)
@@ -308,7 +308,7 @@ impl Error {
         }
     }
 
-    /// What to do next, where there is something to do.
+    /// The next step for the user, if there is one.
     #[must_use]
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         let hint = match self {
@@ -386,7 +386,7 @@ impl Error {
         Some(hint.into())
     }
 
-    /// What the operating system refused, where it did.
+    /// The error of the operating system, if this is one.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match self {
@@ -401,7 +401,7 @@ impl Error {
         }
     }
 
-    /// What a transaction was doing there.
+    /// The step of a transaction that failed.
     #[must_use]
     pub fn step(&self) -> Option<&'static str> {
         match self {
@@ -410,7 +410,7 @@ impl Error {
         }
     }
 
-    /// Whether the transaction that failed has left nothing behind: main and branch are as before.
+    /// Whether the failed transaction had no effect: main and the branch are as before.
     pub(crate) fn is_as_before(&self) -> bool {
         !matches!(self, Self::Incomplete { .. } | Self::InDoubt { .. })
     }
@@ -450,7 +450,7 @@ fn list(numbers: &[u64]) -> String {
     numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A path as far as a message can show it.
+/// A path, shortened to the length that a message can show.
 fn shortened(path: &Path) -> String {
     const SHOWN_CHARACTERS_MAX: usize = 200;
     let text = path.to_string_lossy();
@@ -461,7 +461,7 @@ fn shortened(path: &Path) -> String {
     format!("{start}...")
 }
 
-/// Gives an error of the operating system its path.
+/// Adds the path to an error of the operating system.
 pub trait Context<T> {
     /// "cannot access PATH: …"
     fn at(self, path: impl AsRef<Path>) -> Result<T, Error>;

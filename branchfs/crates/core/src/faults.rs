@@ -64,7 +64,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_chmod,
 ];
 
-/// Says from when on calls are decided about.
+/// Records the time from which on calls may fail.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     has_begun: AtomicBool,
@@ -82,8 +82,8 @@ impl Faults {
     }
 }
 
-/// Runs an operation in a thread of its own. `decide` takes the number of each call, and returns the error with which it
-/// fails. Returns when the threads that the operation started have ended too.
+/// Runs an operation in a separate thread. `decide` gets the number of each call, and returns the error with which it
+/// fails. Returns when all threads that the operation started have ended.
 pub(crate) fn with_faults<T: Send>(
     mut decide: impl FnMut(libc::c_long) -> Option<i32>,
     operation: impl FnOnce(&Faults) -> T + Send,

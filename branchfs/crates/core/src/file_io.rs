@@ -11,17 +11,17 @@ use crate::rooted_dir::Result;
 /// Most that is copied at once between files of which one was copied up in part.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What is read and written for those who have the file open.
+/// The content of an open file, for reading and writing.
 #[derive(Debug)]
-pub struct Content {
-    /// The file; of a partial copy, what is there of it.
+pub struct FileIo {
+    /// The file. For a partial copy, the sparse file.
     pub file: Arc<OwnedFd>,
     /// Set if the file was copied up in part.
     pub partial: Option<Arc<PartialCopy>>,
 }
 
-impl Content {
-    /// Fills `buffer` from `offset`; fewer bytes only at the end of the file.
+impl FileIo {
+    /// Reads into `buffer` from `offset`; returns fewer bytes only at the end of the file.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize> {
         if let Some(partial) = &self.partial {
             return partial.read(buffer, offset);
@@ -38,7 +38,7 @@ impl Content {
         Ok(filled)
     }
 
-    /// Writes at `offset`; returns how much.
+    /// Writes at `offset`; returns the number of bytes written.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<usize> {
         match &self.partial {
             Some(partial) => partial.write(data, offset),
@@ -55,7 +55,7 @@ impl Content {
         }
     }
 
-    /// Copies from another file, or from another place of this one; returns how much.
+    /// Copies from another file, or within this one; returns the number of bytes copied.
     pub fn copy_from(&self, source: &Self, from: u64, to: u64, length: u64) -> Result<usize> {
         if self.partial.is_none() && source.partial.is_none() {
             let (mut read, mut write) = (from, to);

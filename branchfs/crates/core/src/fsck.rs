@@ -17,20 +17,20 @@ use serde_json::Value;
 use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::overlay::{Namespace, parse_redirect};
-use crate::rooted_dir::{self, Tree, remove_path};
+use crate::rooted_dir::{self, RootedDir, remove_path};
 use crate::view::HIDDEN;
 use crate::workspace::{
     DRAFT, FORMAT, LOG, Located, inspect, is_cut_off, lock_for_check, trim_trailing_zeros,
 };
 
-/// Something that is not as the format has it.
+/// A deviation from the format.
 #[derive(Debug)]
 pub struct Damage {
     /// In the store.
     pub path: PathBuf,
-    /// What is wrong, and what it means.
+    /// The fault and its consequence.
     pub what: String,
-    /// It was put right.
+    /// Whether it was repaired.
     pub is_repaired: bool,
 }
 
@@ -39,8 +39,8 @@ pub struct Damage {
 /// # Errors
 /// There is no store, or it is in use or cannot be read.
 pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
-    let Located { store, home } = Located::at(path)?;
-    [Some(&store), home.as_ref()].into_iter().flatten().try_for_each(|part| inspect(part))?;
+    let Located { store, base_store } = Located::at(path)?;
+    [Some(&store), base_store.as_ref()].into_iter().flatten().try_for_each(|part| inspect(part))?;
     let format = store.join("format");
     let text = match no_follow::read(&format) {
         // Without it and without branches the directory is not a store.
@@ -59,60 +59,66 @@ pub fn check(path: &Path, repair: bool) -> Result<Vec<Damage>, Error> {
     let is_user = fs::read_link(store.join("marks"))
         .is_ok_and(|word| word.as_os_str() == Namespace::User.word());
     let namespace = if is_user { Namespace::User } else { Namespace::Trusted };
-    let mut check =
-        Check { store, home: home.clone(), owner, namespace, repair, damages: Vec::new() };
+    let mut check = Check {
+        store,
+        base_store: base_store.clone(),
+        owner,
+        namespace,
+        repair,
+        damages: Vec::new(),
+    };
     if text != FORMAT.as_bytes() {
         let write = |path: &Path| no_follow::write(path, FORMAT.as_bytes());
-        check.tell(Path::new("format"), "it is missing or cut off", Some(&write))?;
+        check.report(Path::new("format"), "it is missing or cut off", Some(&write))?;
     }
     check.all()?;
     let mut damages = check.damages;
-    if let Some(home) = home {
+    if let Some(base_store) = base_store {
         let mut check = Check {
-            store: home.clone(),
-            home: None,
+            store: base_store.clone(),
+            base_store: None,
             owner,
             namespace,
             repair,
             damages: Vec::new(),
         };
         check.base_side()?;
-        let absolute = |damage: Damage| Damage { path: home.join(&damage.path), ..damage };
+        let absolute = |damage: Damage| Damage { path: base_store.join(&damage.path), ..damage };
         damages.extend(check.damages.into_iter().map(absolute));
     }
     Ok(damages)
 }
 
-/// Puts the thing at a path right.
+/// Repairs the object at a path.
 type Repair<'r> = dyn Fn(&Path) -> std::io::Result<()> + 'r;
 
 struct Check {
     store: PathBuf,
-    /// The base's own part, where the store is elsewhere: it has the veils.
-    home: Option<PathBuf>,
+    /// The part of the store that is in the base, with the snapshot layers, if the store is external.
+    base_store: Option<PathBuf>,
     owner: (u32, u32),
-    /// Which attributes carry the marks of the layers.
+    /// The xattr namespace of the layers.
     namespace: Namespace,
     repair: bool,
     damages: Vec<Damage>,
 }
 
-/// Names in a transaction that are no objects, beside its plan.
+/// Files in a journal entry, apart from its plan, that are not objects.
 const MARKS: [&str; 2] = ["rollback", "finished"];
 
-/// What the log of records says.
+/// The content of the branch log.
 #[derive(Default)]
 struct LogContents {
     records: BTreeMap<u64, Record>,
     /// Layers that were on disk.
-    made: BTreeSet<u64>,
+    created: BTreeSet<u64>,
     /// Numbers that belong to no branch.
-    gone: BTreeSet<u64>,
+    deleted: BTreeSet<u64>,
     /// Every line could be read.
     all_read: bool,
 }
 
-/// What the check needs of a record.
+/// The part of a branch record that the check needs.
 struct Record {
     name: String,
     parent: u64,
@@ -126,13 +132,13 @@ impl Check {
             self.directory(Path::new(name))?;
         }
         let books = self.books()?;
-        self.relations(&books.records);
-        self.layers(&books)?;
+        self.check_references(&books.records);
+        self.check_layers(&books)?;
         self.transactions("journal")?;
         self.transactions("history")
     }
 
-    /// What the base keeps of a store that is elsewhere.
+    /// Checks the part of an external store that is in the base.
     fn base_side(&mut self) -> Result<(), Error> {
         for name in ["layers", "journal", "history", "trash"] {
             self.directory(Path::new(name))?;
@@ -141,8 +147,8 @@ impl Check {
         self.transactions("history")
     }
 
-    /// Tells a damage; `repair` puts it right, where that loses nothing.
-    fn tell(
+    /// Reports a fault. `repair` corrects it if that loses nothing.
+    fn report(
         &mut self,
         path: &Path,
         what: impl Into<String>,
@@ -172,7 +178,7 @@ impl Check {
         Ok(names)
     }
 
-    /// A directory that is there, of the owner's; it may be empty.
+    /// Checks that a directory exists and belongs to the owner; it may be empty.
     fn directory(&mut self, path: &Path) -> Result<(), Error> {
         let full = self.store.join(path);
         let owner = self.owner;
@@ -180,12 +186,12 @@ impl Check {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let make = |path: &Path| {
                     no_follow::make_directory(path)?;
-                    no_follow::give(path, owner)
+                    no_follow::chown(path, owner)
                 };
-                self.tell(path, "the directory is missing", Some(&make))
+                self.report(path, "the directory is missing", Some(&make))
             }
             Err(error) => Err(error).at(&full),
-            Ok(metadata) if !metadata.is_dir() => self.tell(path, "it is no directory", None),
+            Ok(metadata) if !metadata.is_dir() => self.report(path, "it is no directory", None),
             Ok(_) => self.owned(path),
         }
     }
@@ -199,12 +205,12 @@ impl Check {
             return Ok(());
         }
         let owner = self.owner;
-        let give = |path: &Path| no_follow::give(path, owner);
+        let give = |path: &Path| no_follow::chown(path, owner);
         let what = format!("it belongs to user {}, not to the store's owner", metadata.uid());
-        self.tell(path, what, Some(&give))
+        self.report(path, what, Some(&give))
     }
 
-    /// What the log of records says, as far as it can be read.
+    /// Reads the branch log as far as possible.
     fn books(&mut self) -> Result<LogContents, Error> {
         let place = Path::new("branches");
         let mut books = LogContents { all_read: true, ..LogContents::default() };
@@ -212,41 +218,46 @@ impl Check {
             let path = place.join(&name);
             if name == DRAFT {
                 let remove = no_follow::remove_file;
-                self.tell(&path, "a draft that was never finished", Some(&remove))?;
+                self.report(&path, "a draft that was never finished", Some(&remove))?;
             } else if name == LOG {
                 self.owned(&path)?;
                 let full = self.store.join(&path);
-                self.lines(&path, &no_follow::read(&full).at(&full)?, &mut books)?;
+                self.check_log_lines(&path, &no_follow::read(&full).at(&full)?, &mut books)?;
             } else {
-                self.tell(&path, "it does not belong here", None)?;
+                self.report(&path, "it does not belong here", None)?;
             }
         }
         Ok(books)
     }
 
-    fn lines(&mut self, path: &Path, text: &[u8], books: &mut LogContents) -> Result<(), Error> {
+    fn check_log_lines(
+        &mut self,
+        path: &Path,
+        text: &[u8],
+        books: &mut LogContents,
+    ) -> Result<(), Error> {
         let mut whole = 0;
         for line in text.split_inclusive(|byte| *byte == b'\n') {
             if is_cut_off(line) {
                 let cut = |path: &Path| no_follow::open_file(path, OFlags::WRONLY)?.set_len(whole);
-                return self.tell(path, "its end is cut off by a loss of power", Some(&cut));
+                return self.report(path, "its end is cut off by a loss of power", Some(&cut));
             }
             whole += line.len() as u64;
             let value: Value = serde_json::from_slice(line).unwrap_or_default();
             if let Some(gone) = value["gone"].as_u64() {
                 books.records.remove(&gone);
-                books.gone.insert(gone);
+                books.deleted.insert(gone);
             } else if let Some(made) = value["made"].as_u64() {
-                books.made.insert(made);
+                books.created.insert(made);
             } else {
                 match read_record(&value) {
                     Ok((id, record)) => {
-                        books.gone.remove(&id);
+                        books.deleted.remove(&id);
                         books.records.insert(id, record);
                     }
                     Err(what) => {
                         books.all_read = false;
-                        self.tell(path, what, None)?;
+                        self.report(path, what, None)?;
                     }
                 }
             }
@@ -254,7 +265,7 @@ impl Check {
         Ok(())
     }
 
-    fn relations(&mut self, records: &BTreeMap<u64, Record>) {
+    fn check_references(&mut self, records: &BTreeMap<u64, Record>) {
         let mut names: BTreeMap<&str, u64> = BTreeMap::new();
         let mut owners: BTreeMap<u64, u64> = BTreeMap::new();
         let mut found = Vec::new();
@@ -286,7 +297,7 @@ impl Check {
         }
     }
 
-    fn layers(&mut self, books: &LogContents) -> Result<(), Error> {
+    fn check_layers(&mut self, books: &LogContents) -> Result<(), Error> {
         let layers = |of: fn(&Record) -> &Vec<u64>| -> BTreeSet<u64> {
             books.records.values().flat_map(of).copied().collect()
         };
@@ -294,39 +305,40 @@ impl Check {
         let present = self.names(Path::new("layers"))?;
         for name in &present {
             let path = Path::new("layers").join(name);
-            if name.starts_with("spare-") {
-                continue; // a daemon that was killed leaves them, and the next mount throws them away
-            }
             let id: Option<u64> = name.parse().ok();
             if let Some(id) = id.filter(|id| own.contains(id) || below.contains(id)) {
-                self.layer(&path, books.made.contains(&id) || !own.contains(&id))?;
+                self.check_layer(&path, books.created.contains(&id) || !own.contains(&id))?;
             } else if !books.all_read {
-                self.tell(&path, "it may be the layer of a branch whose record is damaged", None)?;
-            } else if id.is_none_or(|id| books.gone.contains(&id)) || self.is_unused(&path) {
+                self.report(
+                    &path,
+                    "it may be the layer of a branch whose record is damaged",
+                    None,
+                )?;
+            } else if id.is_none_or(|id| books.deleted.contains(&id)) || self.is_unused(&path) {
                 // The next mount would remove it as well.
                 let remove = |path: &Path| Ok(remove_path(path)?);
-                self.tell(&path, "no branch has this layer", Some(&remove))?;
+                self.report(&path, "no branch has this layer", Some(&remove))?;
             } else {
                 let what =
                     "no branch has this layer, which holds something: the next mount sets it aside";
-                self.tell(&path, what, None)?;
+                self.report(&path, what, None)?;
             }
         }
         let is_veil = |id: &u64| {
-            let home = self.home.as_ref();
-            home.is_some_and(|home| {
-                no_follow::open_directory(&home.join("layers").join(id.to_string())).is_ok()
+            let base_store = self.base_store.as_ref();
+            base_store.is_some_and(|base_store| {
+                no_follow::open_directory(&base_store.join("layers").join(id.to_string())).is_ok()
             })
         };
         // A branch without changes has no layer on disk, and is not a snapshot layer.
-        let wanted = own.intersection(&books.made).chain(below.difference(&own));
+        let wanted = own.intersection(&books.created).chain(below.difference(&own));
         let gone: Vec<u64> = wanted
             .copied()
             .filter(|id| !present.contains(&id.to_string()) && !is_veil(id))
             .collect();
         for layer in gone {
             let path = Path::new("layers").join(layer.to_string());
-            self.tell(&path, "the layer is gone: what the branch changed is lost", None)?;
+            self.report(&path, "the layer is gone: what the branch changed is lost", None)?;
         }
         Ok(())
     }
@@ -339,7 +351,7 @@ impl Check {
                 .is_ok_and(|names| names.iter().any(|name| name != HIDDEN))
     }
 
-    fn layer(&mut self, path: &Path, is_made: bool) -> Result<(), Error> {
+    fn check_layer(&mut self, path: &Path, is_made: bool) -> Result<(), Error> {
         self.owned(path)?;
         for name in ["work", "links"] {
             let part = path.join(name);
@@ -351,18 +363,18 @@ impl Check {
             self.log(&path.join(name))?;
         }
         let upper = self.store.join(path).join("upper");
-        let Ok(tree) = Tree::open_root(&upper) else {
+        let Ok(tree) = RootedDir::open_root(&upper) else {
             if !is_made {
                 return Ok(());
             }
-            return self.tell(&path.join("upper"), "the layer has no content directory", None);
+            return self.report(&path.join("upper"), "the layer has no content directory", None);
         };
-        self.marks(&tree, &path.join("upper"))
+        self.check_xattrs(&tree, &path.join("upper"))
     }
 
-    /// Marks of the overlay format mean something only on directories, and lead nowhere but into the layers below. What is
-    /// below a path longer than any that is read has no meaning.
-    fn marks(&mut self, tree: &Tree, shown: &Path) -> Result<(), Error> {
+    /// Checks the overlay attributes below `tree`: they are valid only on directories, and a redirect leads only into
+    /// the layers below. Paths that are too long to be read are skipped.
+    fn check_xattrs(&mut self, tree: &RootedDir, shown: &Path) -> Result<(), Error> {
         let mut pending = vec![PathBuf::new()];
         while let Some(directory) = pending.pop() {
             for entry in tree.list(&directory).at(shown)? {
@@ -379,13 +391,13 @@ impl Check {
         Ok(())
     }
 
-    fn mark(&mut self, tree: &Tree, path: &Path, shown: &Path) -> Result<(), Error> {
+    fn mark(&mut self, tree: &RootedDir, path: &Path, shown: &Path) -> Result<(), Error> {
         let value = |name: &str| tree.get_xattr(path, OsStr::new(name)).ok();
         if value(self.namespace.redirect()).is_some_and(|to| parse_redirect(&to, path).is_none()) {
-            self.tell(&shown.join(path), "its redirect leads out of the layers", None)?;
+            self.report(&shown.join(path), "its redirect leads out of the layers", None)?;
         }
         if value(self.namespace.opaque()).is_some_and(|value| value != b"y" && value != b"x") {
-            self.tell(&shown.join(path), "its opaque mark has no known value", None)?;
+            self.report(&shown.join(path), "its opaque mark has no known value", None)?;
         }
         Ok(())
     }
@@ -414,10 +426,10 @@ impl Check {
             let draft = path.with_extension("new");
             no_follow::write(&draft, &content)?;
             no_follow::open_file(&draft, OFlags::RDONLY)?.sync_all()?;
-            no_follow::give(&draft, owner)?;
+            no_follow::chown(&draft, owner)?;
             no_follow::rename(&draft, path)
         };
-        self.tell(path, format!("{damaged} lines of the log are damaged"), Some(&write))
+        self.report(path, format!("{damaged} lines of the log are damaged"), Some(&write))
     }
 
     fn transactions(&mut self, place: &str) -> Result<(), Error> {
@@ -434,10 +446,10 @@ impl Check {
                 .any(|name| !name.starts_with("plan") && !MARKS.contains(&name.as_str()));
             if place == "journal" && !holds_objects {
                 let remove = |path: &Path| Ok(remove_path(path)?);
-                self.tell(&path, "a transaction that was never decided", Some(&remove))?;
+                self.report(&path, "a transaction that was never decided", Some(&remove))?;
             } else {
                 let what = "its plan is damaged, and it holds objects of the base or of a branch: copy them before anything is mounted";
-                self.tell(&path, what, None)?;
+                self.report(&path, what, None)?;
             }
         }
         Ok(())

@@ -12,13 +12,13 @@ pub const MAIN_BRANCH: BranchId = 0;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct LayerId(pub u64);
 
-/// A name as it is shown in the mount's root.
+/// The name of a branch in the root of the mount.
 pub fn directory_name(branch: &str) -> OsString {
     let mut name = OsString::from("@");
     name.push(branch);
     name
 }
 
-/// The scratch directory in the store. The driver's probe, which comes later, has it too: what a kill leaves of either is
-/// removed by the next mount.
+/// The scratch directory in the store. The driver's probe uses the same one later. The next mount removes what a killed
+/// daemon left in it.
 pub const SCRATCH: &str = "probe";

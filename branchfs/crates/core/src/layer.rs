@@ -10,7 +10,7 @@
 //! - `partial/`: partly copied-up files ([`crate::lazy_copy_up`]).
 //!
 //! Each part is created when it is first needed, `upper/` with the first change. Until then there is no layer on disk
-//! ([`Layer::is_made`]), and a branch has only its record. The base is a layer without whiteouts, `work/` or log.
+//! ([`Layer::is_created`]), and a branch has only its record. The base is a layer without whiteouts, `work/` or log.
 
 mod lazy_dir;
 mod links;
@@ -32,7 +32,7 @@ use crate::no_follow;
 use crate::object_copy::copy_metadata;
 use crate::overlay::Namespace;
 use crate::quota::{Ledger, Quota};
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 use crate::write_set::{Precondition, Read, ReadSet, WriteSet};
 
 use lazy_dir::{LazyDir, make_directory};
@@ -46,33 +46,33 @@ pub(crate) const BASE: LayerId = LayerId(0);
 #[derive(Debug)]
 pub struct Layer {
     pub(crate) id: LayerId,
-    /// The layer whose objects it holds: those of a veil are the base's, linked.
+    /// The layer whose objects it holds. For a snapshot layer it is the base, whose objects it links.
     pub(crate) origin: LayerId,
     /// The content.
-    pub tree: Tree,
+    pub tree: RootedDir,
     own: Option<UpperDir>,
 }
 
 /// Is notified when a layer is created on disk.
 pub(crate) trait LayerObserver: std::fmt::Debug + Send + Sync {
-    fn made(&self, layer: LayerId) -> io::Result<()>;
+    fn created(&self, layer: LayerId) -> io::Result<()>;
 }
 
-/// What only a branch's layer has.
+/// The fields of a branch's layer that the base does not have.
 #[derive(Debug)]
 struct UpperDir {
     directory: PathBuf,
-    births: OnceLock<Arc<dyn LayerObserver>>,
+    observer: OnceLock<Arc<dyn LayerObserver>>,
     work: LazyDir,
     links: LazyDir,
-    parts: PartialCopyIndex,
+    partial_copies: PartialCopyIndex,
     namespace: Namespace,
-    foreign: bool,
+    on_other_filesystem: bool,
     scratch: AtomicU64,
     log: Mutex<Log>,
-    /// Set where the branch has a disk limit, or one above it has.
+    /// Set if the branch or one of its ancestors has a disk limit.
     ledger: OnceLock<Ledger>,
-    /// What the branch read, where the policy asks for it.
+    /// The read set, if the policy needs one.
     reads: Option<Mutex<ReadSet>>,
 }
 
@@ -91,25 +91,26 @@ struct Log {
 
 impl Layer {
     /// The base, through `tree`.
-    pub fn base(tree: Tree) -> Self {
+    pub fn base(tree: RootedDir) -> Self {
         Self { id: BASE, origin: BASE, tree, own: None }
     }
 
-    /// A branch's layer in `directory`, which need not exist yet. `foreign`: it is on another file system than the base.
+    /// Opens a branch's layer in `directory`, which need not exist yet. `foreign`: it is on another file system than
+    /// the base.
     pub(crate) fn open(
         id: LayerId,
         directory: &Path,
         namespace: Namespace,
-        foreign: bool,
+        on_other_filesystem: bool,
     ) -> std::result::Result<Self, Error> {
-        let mut layer = Self::absent(id, directory, namespace, foreign);
-        layer.tree = match Tree::reopened(directory, "upper") {
+        let mut layer = Self::not_created(id, directory, namespace, on_other_filesystem);
+        layer.tree = match RootedDir::reopened(directory, "upper") {
             Err(Errno::NOENT) => return Ok(layer),
             other => other.at(directory.join("upper"))?,
         };
         if let Some(own) = &mut layer.own {
             let links = own.links.list().at(directory)?;
-            own.parts = PartialCopyIndex::open(directory)?;
+            own.partial_copies = PartialCopyIndex::open(directory)?;
             let path = directory.join("writes");
             let loaded = WriteSet::load(&path).at(&path)?;
             own.log = Mutex::new(Log {
@@ -124,15 +125,20 @@ impl Layer {
     }
 
     /// A new branch's layer in `directory`, which does not exist.
-    pub fn absent(id: LayerId, directory: &Path, namespace: Namespace, foreign: bool) -> Self {
+    pub fn not_created(
+        id: LayerId,
+        directory: &Path,
+        namespace: Namespace,
+        on_other_filesystem: bool,
+    ) -> Self {
         let own = UpperDir {
             directory: directory.to_path_buf(),
-            births: OnceLock::new(),
+            observer: OnceLock::new(),
             work: LazyDir::new(directory, "work"),
             links: LazyDir::new(directory, "links"),
-            parts: PartialCopyIndex::none(directory),
+            partial_copies: PartialCopyIndex::none(directory),
             namespace,
-            foreign,
+            on_other_filesystem,
             scratch: AtomicU64::new(0),
             log: Mutex::new(Log {
                 writes: WriteSet::new(&directory.join("writes")),
@@ -144,10 +150,10 @@ impl Layer {
             ledger: OnceLock::new(),
             reads: None,
         };
-        Self { id, origin: id, tree: Tree::absent(), own: Some(own) }
+        Self { id, origin: id, tree: RootedDir::without_root(), own: Some(own) }
     }
 
-    /// From now on, what the branch reads is noted in the log `reads`, which is there from now on.
+    /// Opens the read set, so that reads of the branch are recorded from now on.
     pub(crate) fn record_reads(&mut self) -> std::result::Result<(), Error> {
         if let Some(own) = &mut self.own {
             make_directory(&own.directory).at(&own.directory)?;
@@ -157,22 +163,22 @@ impl Layer {
         Ok(())
     }
 
-    /// Whether it is on disk: one that is not has changed nothing.
-    pub(crate) fn is_made(&self) -> bool {
-        self.tree.is_there()
+    /// Whether it exists on disk. A layer that does not has no changes.
+    pub(crate) fn is_created(&self) -> bool {
+        self.tree.has_root()
     }
 
-    /// Tells these books when it is made.
-    pub(crate) fn set_observer(&self, births: Arc<dyn LayerObserver>) {
+    /// Sets the observer that is notified when the layer is created on disk.
+    pub(crate) fn set_observer(&self, observer: Arc<dyn LayerObserver>) {
         if let Some(own) = &self.own {
-            let _ = own.births.set(births); // set once, when it is opened
+            let _ = own.observer.set(observer); // set once, when it is opened
         }
     }
 
-    /// Creates the layer if it does not exist, with the attributes of the directory below it. A crash leaves the whole
-    /// layer, or a part under a temporary name, which a mount ignores.
-    pub fn make(&self, below: &Tree) -> Result<()> {
-        if self.is_made() {
+    /// Creates the layer if it does not exist, with the attributes of the directory below it. A crash leaves the
+    /// complete layer, or a temporary directory that a mount ignores.
+    pub fn create(&self, below: &RootedDir) -> Result<()> {
+        if self.is_created() {
             return Ok(());
         }
         let (own, root) = (self.own(), Path::new(""));
@@ -180,31 +186,27 @@ impl Layer {
         make_directory(&own.directory)?;
         let draft = own.directory.join("upper.new");
         make_directory(&draft)?;
-        let made = Tree::open_root(&draft)?;
+        let made = RootedDir::open_root(&draft)?;
         let stat = below.stat(root)?;
         copy_metadata((below, root, &stat), (&made, root))?;
         no_follow::rename(&draft, &own.directory.join("upper")).map_err(errno)?;
-        self.adopt()
-    }
-
-    /// Records that the layer exists, and uses the empty one in its directory.
-    pub(crate) fn adopt(&self) -> Result<()> {
-        if let Some(births) = self.own().births.get() {
-            let told = births.made(self.id);
+        // From here on the layer exists; the branch log learns it before anything is written into it.
+        if let Some(observer) = self.own().observer.get() {
+            let told = observer.created(self.id);
             told.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         }
-        self.tree.appear(&self.own().directory, "upper")
+        self.tree.set_root(&self.own().directory, "upper")
     }
 
-    /// Notes that the branch read a path of its snapshot. One `write` for the first time, nothing after it.
+    /// Adds a path of the snapshot to the read set. One `write` the first time, nothing after that.
     pub(crate) fn record_read(&self, path: &Path, read: Read) -> Result<()> {
         match self.own.as_ref().and_then(|own| own.reads.as_ref()) {
-            Some(reads) => lock(reads).note(path, read),
+            Some(reads) => lock(reads).record(path, read),
             None => Ok(()),
         }
     }
 
-    /// A veil in `directory`: a layer over the base that holds what the base had.
+    /// Opens a snapshot layer in `directory`: a layer over the base with the base's earlier content.
     pub(crate) fn open_snapshot(
         id: LayerId,
         directory: &Path,
@@ -222,24 +224,25 @@ impl Layer {
     }
 
     /// The layer's files that were copied up in part; the base has none.
-    pub(crate) fn parts(&self) -> Option<&PartialCopyIndex> {
-        self.own.as_ref().map(|own| &own.parts)
+    pub(crate) fn partial_copies(&self) -> Option<&PartialCopyIndex> {
+        self.own.as_ref().map(|own| &own.partial_copies)
     }
 
-    /// Which extended attributes carry the layer's marks.
+    /// The namespace of the layer's overlay attributes.
     pub(crate) fn namespace(&self) -> Namespace {
         self.own().namespace
     }
 
     /// Starts counting the disk usage of the layer.
-    pub(crate) fn limit(&self, quota: Option<Arc<Quota>>) -> Result<()> {
+    pub(crate) fn set_quota(&self, quota: Option<Arc<Quota>>) -> Result<()> {
         if let Some(quota) = quota {
-            let _ = self.own().ledger.set(Ledger::of(quota, self.is_made().then_some(&self.tree))?); // set once, at create or start
+            let _ =
+                self.own().ledger.set(Ledger::of(quota, self.is_created().then_some(&self.tree))?); // set once, at create or start
         }
         Ok(())
     }
 
-    /// What the layer holds, where that is limited.
+    /// The ledger of the layer, if the branch has a disk limit.
     pub fn ledger(&self) -> Option<&Ledger> {
         self.own.as_ref().and_then(|own| own.ledger.get())
     }
@@ -249,32 +252,32 @@ impl Layer {
         self.own.is_none()
     }
 
-    /// True for a layer that shows what the base was.
+    /// True for a snapshot layer.
     pub(crate) fn is_snapshot(&self) -> bool {
         self.own.is_some() && self.origin == BASE
     }
 
-    /// Inode number to show for an object of this layer. Numbers of a layer on another file system than the base's are
-    /// moved out of the base's range.
+    /// The inode number to show for an object of this layer. Numbers of a layer on another file system are moved out of
+    /// the base's range.
     pub(crate) fn st_ino(&self, ino: u64) -> u64 {
         const OTHER_FILE_SYSTEM: u64 = 1 << 62;
         match &self.own {
             Some(own) => match lock(&own.log).origins.get(&ino) {
                 Some(shown) => *shown,
-                None if own.foreign => ino | OTHER_FILE_SYSTEM,
+                None if own.on_other_filesystem => ino | OTHER_FILE_SYSTEM,
                 None => ino,
             },
             None => ino,
         }
     }
 
-    /// Notes what the branch saw at a path of the base when it first depended on it.
+    /// Records the precondition of a path of the base when the branch first depends on it.
     pub(crate) fn record_precondition(
         &self,
         base_path: &Path,
         expected: Precondition,
     ) -> Result<()> {
-        lock(&self.own().log).writes.seen(base_path, expected)
+        lock(&self.own().log).writes.record_precondition(base_path, expected)
     }
 
     /// Replaces the recorded state of each path of the base by that of `now`.
@@ -306,7 +309,7 @@ impl Layer {
     pub(crate) fn forget_origin(&self, ino: u64) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
         let mut log = lock(&own.log);
-        if log.origins.remove(&ino).is_some() { log.writes.forget(ino) } else { Ok(()) }
+        if log.origins.remove(&ino).is_some() { log.writes.record_removed(ino) } else { Ok(()) }
     }
 }
 

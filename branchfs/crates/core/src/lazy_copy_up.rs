@@ -39,7 +39,7 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps};
 use rustix::io::Errno;
 
 use crate::overlay::Namespace;
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 
 use blocks::Blocks;
 pub(crate) use lower_file::LowerFile;
@@ -49,7 +49,7 @@ pub(crate) use record::{LowerFingerprint, Record};
 /// Size of a copy from the original; a multiple of the block size of usual file systems, others are tested.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Such a block of zeros.
+/// An empty block.
 const EMPTY_BLOCK: [u8; 4096] = [0; 4096];
 
 /// Most that is held in memory while content is moved.
@@ -60,19 +60,19 @@ const BUFFER_BYTES: usize = 1 << 20;
 pub struct PartialCopy {
     /// Open for reading and writing.
     file: OwnedFd,
-    /// `None`: it cannot be found any more.
+    /// `None` if it cannot be found any more.
     original: Option<LowerFile>,
     namespace: Namespace,
     state: RwLock<State>,
 }
 
-/// What changes with the file.
+/// The state that changes with the file.
 #[derive(Debug)]
 struct State {
     /// Below this offset, blocks that are not in the map show the original.
     limit: u64,
     blocks: Blocks,
-    /// Bytes of data of the original that are not shown any more, once counted.
+    /// Bytes of data of the original that are hidden by now, once counted.
     hidden_bytes: Option<u64>,
 }
 
@@ -83,7 +83,7 @@ struct Run {
 }
 
 impl State {
-    /// The piece that begins at `at`, looked at up to `end`.
+    /// The longest piece of one kind that begins at `at`, up to `end`.
     fn run(&self, at: u64, end: u64) -> Run {
         if at >= self.limit {
             return Run { end, is_own: true };
@@ -94,7 +94,7 @@ impl State {
         Run { end: (next * BLOCK_BYTES).min(end).min(self.limit), is_own }
     }
 
-    /// The pieces of `start..end` that show the original.
+    /// The pieces of `start..end` that still read from the original.
     fn missing(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let end = end.min(self.limit);
         let mut pieces = Vec::new();
@@ -144,14 +144,14 @@ impl PartialCopy {
         self.original.as_ref().ok_or(Errno::IO)
     }
 
-    /// Whether nothing is left to be brought from the original: then the file can be used without us, as long as
-    /// whatever makes holes comes here.
-    pub(crate) fn is_filled(&self) -> bool {
+    /// Whether no block is left to copy from the original. Then the file can be used directly, except by calls that
+    /// make holes.
+    pub(crate) fn is_complete(&self) -> bool {
         let state = self.reading();
         state.missing(0, state.limit).is_empty()
     }
 
-    /// Reads at `offset`; fewer bytes only at the end of the file.
+    /// Reads at `offset`; returns fewer bytes only at the end of the file.
     pub(crate) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let state = self.reading();
         let wanted = size_of(&self.file)?.saturating_sub(offset);
@@ -184,7 +184,7 @@ impl PartialCopy {
         let end = offset + data.len() as u64;
         for edge in [offset, end] {
             if edge % BLOCK_BYTES != 0 {
-                self.fill(state, edge)?;
+                self.fetch_block(state, edge)?;
             }
         }
         let new = state.missing(offset, end);
@@ -196,7 +196,7 @@ impl PartialCopy {
         let (written, failed) = write_most(&self.file, data, offset);
         let mut done = offset + written as u64;
         if state.run(done, done + 1).is_own || done == end {
-            // All that was written is in blocks that are whole.
+            // All written data is in complete blocks.
         } else {
             done = (done - done % BLOCK_BYTES).max(offset);
         }
@@ -211,7 +211,7 @@ impl PartialCopy {
         }
     }
 
-    /// The blocks of `start..end`, which have been written as a whole, are the copy's from now on.
+    /// Marks the blocks of `start..end`, which are completely written, as the copy's own.
     fn take(&self, state: &mut State, start: u64, end: u64) -> Result<()> {
         let new = state.missing(start, end);
         if let (Some(hidden), Some(original)) = (state.hidden_bytes, &self.original) {
@@ -224,8 +224,8 @@ impl PartialCopy {
         Ok(())
     }
 
-    /// Removes what an earlier failure left in blocks that are about to be written. It must not come back after a loss
-    /// of power, when the map has them already.
+    /// Removes what an earlier failure left in blocks that are about to be written. It must not reappear after a power
+    /// failure, when the map names these blocks already.
     fn remove_leftovers(&self, pieces: &[(u64, u64)]) -> Result<()> {
         let mut removed = false;
         for (start, end) in pieces {
@@ -237,7 +237,7 @@ impl PartialCopy {
         if removed { rustix::fs::fdatasync(&self.file) } else { Ok(()) }
     }
 
-    /// Frees what a failure left in blocks that show the original.
+    /// Frees the space that a failed write left in blocks that still read from the original.
     fn give_back(&self, pieces: &[(u64, u64)]) {
         for (start, end) in pieces {
             // A leftover takes space and is removed before the block is written; it is never visible.
@@ -245,13 +245,13 @@ impl PartialCopy {
         }
     }
 
-    /// Brings the block around `offset` from the original, unless it is here already.
-    fn fill(&self, state: &mut State, offset: u64) -> Result<()> {
+    /// Copies the block around `offset` from the original, if it is missing.
+    fn fetch_block(&self, state: &mut State, offset: u64) -> Result<()> {
         let start = offset - offset % BLOCK_BYTES;
         self.fill_range(state, start, start + BLOCK_BYTES)
     }
 
-    /// Brings whatever of `start..end` is not here yet, by whole blocks; holes of the original are written as zeros.
+    /// Copies the missing blocks of `start..end` from the original. Holes are written as zeros.
     fn fill_range(&self, state: &mut State, start: u64, end: u64) -> Result<()> {
         let start = start - start % BLOCK_BYTES;
         let new = state.missing(start, end.next_multiple_of(BLOCK_BYTES));
@@ -279,7 +279,7 @@ impl PartialCopy {
         Ok(())
     }
 
-    /// Gives the file another size.
+    /// Changes the size of the file.
     pub(crate) fn resize(&self, size: u64) -> Result<()> {
         let mut state = self.writing();
         rustix::fs::ftruncate(&self.file, size)?;
@@ -298,7 +298,7 @@ impl PartialCopy {
         self.change_record(|record| record.limit = limit)
     }
 
-    /// A copy of an earlier version, whose extents are its map, has one from now on.
+    /// Writes a block map for a copy of an earlier version, which used its extents as the map.
     fn use_map(&self) -> Result<()> {
         self.change_record(|record| record.has_map = true)
     }
@@ -330,13 +330,13 @@ impl PartialCopy {
             at += self.write_locked(state, written, at)? as u64;
         }
         if at < end {
-            self.fill(state, at)?;
+            self.fetch_block(state, at)?;
             rustix::fs::fallocate(&self.file, mode, at, end - at)?;
         }
         Ok(())
     }
 
-    /// `SEEK_DATA` of what the file shows.
+    /// `SEEK_DATA` on the content that the file shows.
     pub fn seek_data(&self, offset: u64) -> Result<u64> {
         let state = self.reading();
         let size = size_of(&self.file)?;
@@ -356,7 +356,7 @@ impl PartialCopy {
         Err(Errno::NXIO)
     }
 
-    /// `SEEK_HOLE` of what the file shows.
+    /// `SEEK_HOLE` on the content that the file shows.
     pub fn seek_hole(&self, offset: u64) -> Result<u64> {
         let state = self.reading();
         let size = size_of(&self.file)?;
@@ -379,7 +379,7 @@ impl PartialCopy {
         Ok(size)
     }
 
-    /// Blocks of 512 bytes that a whole copy would have.
+    /// The number of 512-byte blocks that a complete copy would have.
     pub(crate) fn blocks(&self) -> Result<u64> {
         const STAT_BLOCK_BYTES: u64 = 512;
         let mut state = self.writing();
@@ -406,7 +406,7 @@ impl PartialCopy {
         Ok(own + original.blocks()?.saturating_sub(hidden / STAT_BLOCK_BYTES))
     }
 
-    /// Copies what the file shows to the empty file `to`, with its holes.
+    /// Copies the content that the file shows to the empty file `to`, with its holes.
     pub(crate) fn copy_to(&self, to: &OwnedFd) -> Result<()> {
         rustix::fs::ftruncate(to, size_of(&self.file)?)?;
         let mut buffer = vec![0; BUFFER_BYTES];
@@ -430,8 +430,8 @@ impl PartialCopy {
         }
     }
 
-    /// Brings all that is missing, and keeps the file's times. [`Self::finish`] makes it the copy's; until then it is
-    /// not shown, and [`Self::withdraw`] frees it.
+    /// Copies all missing blocks, and keeps the file's times. They become visible with [`Self::finish`];
+    /// [`Self::withdraw`] frees them.
     pub(crate) fn bring(&self) -> Result<()> {
         let state = self.writing();
         let missing = state.missing(0, state.limit);
@@ -451,7 +451,7 @@ impl PartialCopy {
         brought
     }
 
-    /// Frees what [`Self::bring`] brought.
+    /// Frees the blocks that [`Self::bring`] copied.
     pub(crate) fn withdraw(&self) -> Result<()> {
         let state = self.writing();
         let times = times_of(&self.file)?;
@@ -459,7 +459,7 @@ impl PartialCopy {
         rustix::fs::futimens(&self.file, &times)
     }
 
-    /// Makes the file an ordinary one: all blocks were copied and synced.
+    /// Turns the copy into an ordinary file: all blocks were copied and synced.
     pub(crate) fn finish(&self) -> Result<()> {
         let mut state = self.writing();
         rustix::fs::fdatasync(&self.file)?;
@@ -491,7 +491,7 @@ fn times_of(file: &OwnedFd) -> Result<Timestamps> {
     })
 }
 
-/// Writes as much as can be written; returns how much, and why it ended before all was.
+/// Writes as much as possible; returns the number of bytes, and the error that ended it early.
 fn write_most(file: &OwnedFd, data: &[u8], offset: u64) -> (usize, Option<Errno>) {
     let mut written = 0;
     while written < data.len() {
@@ -510,7 +510,7 @@ fn punch(file: &OwnedFd, start: u64, end: u64) -> Result<()> {
     rustix::fs::fallocate(file, mode, start, end - start)
 }
 
-/// Where data begins at or after `offset`; `None`: nowhere.
+/// Offset of the first data at or after `offset`; `None` if there is none.
 fn data_at(file: &OwnedFd, offset: u64) -> Result<Option<u64>> {
     match rustix::fs::seek(file, SeekFrom::Data(offset)) {
         Ok(data) => Ok(Some(data)),
@@ -519,7 +519,7 @@ fn data_at(file: &OwnedFd, offset: u64) -> Result<Option<u64>> {
     }
 }
 
-/// Where a hole begins at or after `offset`, which is inside the file; its end is one.
+/// Offset of the first hole at or after `offset`, which is inside the file; the end of the file counts as one.
 fn hole_at(file: &OwnedFd, offset: u64) -> Result<u64> {
     rustix::fs::seek(file, SeekFrom::Hole(offset))
 }
@@ -535,12 +535,12 @@ fn write_all(file: &OwnedFd, data: &[u8], offset: u64) -> Result<()> {
     }
 }
 
-/// Tries out in `directory` whether its file system keeps holes exactly as they were made, on disk too.
+/// Tests in `directory` whether its file system keeps holes exactly, on disk too.
 pub(crate) fn is_possible_in(directory: &Path) -> bool {
     const SIZE: u64 = 1 << 20;
     const MIDDLE: u64 = 128 * BLOCK_BYTES;
     let probe = || -> Result<bool> {
-        let tree = Tree::open_root(directory)?;
+        let tree = RootedDir::open_root(directory)?;
         let file = tree.create_unnamed(Path::new(""), 0o600)?;
         rustix::fs::ftruncate(&file, SIZE)?;
         // Zeros: a file system that takes them for a hole would show the original in their place.

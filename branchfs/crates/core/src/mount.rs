@@ -30,7 +30,7 @@ pub use mounted_branch::MountedBranch;
 /// Number of a view; 0 is main.
 pub type ViewId = u64;
 
-/// The slot of main.
+/// The view of main.
 pub const MAIN: ViewId = 0;
 
 /// All views of one mount.
@@ -53,7 +53,7 @@ struct Views {
 }
 
 impl Mount {
-    /// A mount with main alone, over `base`.
+    /// A mount with main only, over `base`.
     #[must_use]
     pub fn new(base: Arc<Layer>) -> Self {
         let main = Arc::new(MountedBranch::new(MAIN, OsString::new(), MAIN, View::new(vec![base])));
@@ -72,7 +72,7 @@ impl Mount {
         }
     }
 
-    /// Lets big files be copied up in part from now on ([`crate::lazy_copy_up`]).
+    /// Enables lazy copy-up of big files ([`crate::lazy_copy_up`]).
     pub(crate) fn copy_in_part(&self) {
         self.copies_in_part.store(true, Ordering::Relaxed);
     }
@@ -82,17 +82,17 @@ impl Mount {
         let _ = self.kernel.set(kernel); // set once, at start
     }
 
-    /// Stops all requests while what views are made of changes.
+    /// Blocks all requests while views change.
     pub(crate) fn block_requests(&self) -> RwLockWriteGuard<'_, ()> {
         self.gate.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the gate open for a request.
-    pub fn pass(&self) -> RwLockReadGuard<'_, ()> {
+    /// Holds the gate shared during a request.
+    pub fn enter_request(&self) -> RwLockReadGuard<'_, ()> {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The mounted view of a slot.
+    /// The mounted branch of a view id.
     ///
     /// # Errors
     /// `ESTALE` if its branch is gone.
@@ -102,12 +102,12 @@ impl Mount {
     }
 
     /// The mounted view of the branch with this name.
-    pub fn named(&self, name: &OsStr) -> Option<Arc<MountedBranch>> {
+    pub fn view_named(&self, name: &OsStr) -> Option<Arc<MountedBranch>> {
         let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
         views.by_slot.get(views.by_name.get(name)?).cloned()
     }
 
-    /// Adds the view of a new branch. The caller made sure that the name is free.
+    /// Adds the view of a new branch. The caller has checked that the name is free.
     pub fn add(&self, name: &OsStr, parent: ViewId, layers: Vec<Arc<Layer>>) -> ViewId {
         let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
         let slot = views.next;
@@ -120,7 +120,7 @@ impl Mount {
         slot
     }
 
-    /// Makes everything in a branch answer ESTALE; its name stays until it is removed.
+    /// Makes all requests in a branch fail with ESTALE; its name stays until it is removed.
     pub(crate) fn set_stale(&self, slot: ViewId) {
         if let Ok(mounted) = self.mounted(slot) {
             mounted.status.store(BranchState::Stale as u8, Ordering::Release);

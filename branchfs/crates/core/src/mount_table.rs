@@ -20,7 +20,7 @@ pub struct Entry {
     pub(crate) source: PathBuf,
     /// `major:minor` of the file system.
     device: String,
-    /// Of the file system, not of the mount alone.
+    /// Options of the file system, not of the mount.
     pub options: String,
 }
 
@@ -69,15 +69,15 @@ fn unescape(field: &[u8]) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-/// Whether branches below a mountpoint are covered by mounts of their own, which must go first.
-pub fn covers(mountpoint: &Path) -> bool {
+/// Whether branches below a mountpoint have mounts of their own, which must be unmounted first.
+pub fn has_branch_mounts(mountpoint: &Path) -> bool {
     let is_ours =
         |entry: &Entry| entry.source == Path::new(SOURCE) && entry.point.starts_with(mountpoint);
     read().is_ok_and(|entries| entries.iter().any(is_ours))
 }
 
-/// Whether a path is where the root of a BranchFS is mounted. Only there the attributes of the directory are the daemon's
-/// answers; everywhere else they are what the owner of the directory has set.
+/// Whether a path is the root of a mounted BranchFS. Only there the attributes of the directory are answers of the
+/// daemon. Elsewhere the directory's owner has set them.
 pub fn is_root_of_mount(mountpoint: &Path) -> Result<bool, Error> {
     let place = place_of(mountpoint)?;
     let entries = read()?;
@@ -85,7 +85,7 @@ pub fn is_root_of_mount(mountpoint: &Path) -> Result<bool, Error> {
     Ok(last.is_some_and(|entry| entry.kind == "fuse.branchfs" && entry.root == Path::new("/")))
 }
 
-/// Whether a directory lies in a BranchFS mount.
+/// Whether a directory is in a BranchFS mount.
 pub(crate) fn is_in_mount(directory: &Path) -> Result<bool, Error> {
     let place = place_of(directory)?;
     let entries = read()?;
@@ -95,7 +95,7 @@ pub(crate) fn is_in_mount(directory: &Path) -> Result<bool, Error> {
     Ok(nearest.is_some_and(|entry| entry.kind == "fuse.branchfs"))
 }
 
-/// The path of a mountpoint without symbolic links, also where the daemon is gone.
+/// The path of a mountpoint without symbolic links, even if its daemon is gone.
 fn place_of(mountpoint: &Path) -> Result<PathBuf, Error> {
     match std::fs::canonicalize(mountpoint) {
         Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => {}
@@ -111,8 +111,7 @@ fn place_of(mountpoint: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// The mountpoint without symbolic links, if a daemon that was killed has left its mount there: a connection that nobody
-/// answers.
+/// The mountpoint without symbolic links, if a killed daemon has left its mount there: a connection without a server.
 pub fn dead_mount(mountpoint: &Path) -> Result<Option<PathBuf>, Error> {
     let is_dead = std::fs::metadata(mountpoint)
         .is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN));
@@ -135,7 +134,7 @@ pub(crate) fn users_of_base(base: &Path) -> Vec<(u32, String)> {
     users_of(|entry| is_over(entry, base))
 }
 
-/// Where a process sees a mount over the base `base`. `Err` where its table cannot be read.
+/// The mountpoint of the base `base` in the mount namespace of a process. `Err` if its table cannot be read.
 pub(crate) fn mount_of(process: u32, base: &Path) -> std::io::Result<Option<PathBuf>> {
     let entries = read_from(Path::new(&format!("/proc/{process}/mountinfo")))?;
     Ok(entries.into_iter().find(|entry| is_over(entry, base)).map(|entry| entry.point))

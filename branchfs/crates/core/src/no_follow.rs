@@ -3,7 +3,7 @@
 //! A store may have come with a stranger's directory (a repository, an archive), and the base's owner, who is not always
 //! the daemon's user, may put anything into it. So no component of a path may be a symbolic link, a FIFO or a device is
 //! never waited for, and a file that has other hard links is refused: its content may belong to something outside. Paths
-//! below a root that is open already go through [`crate::rooted_dir::Tree`] instead.
+//! below a root that is open already go through [`crate::rooted_dir::RootedDir`] instead.
 //!
 //! The caller resolves the store's own path (`fs::canonicalize`) before it gets here.
 
@@ -44,7 +44,7 @@ impl From<Refusal> for io::Error {
     }
 }
 
-/// An error of the operating system, with what it means here.
+/// Adds the meaning of an error to its message.
 fn explain(error: Errno) -> io::Error {
     if error == Errno::LOOP { Refusal::Symlink.into() } else { error.into() }
 }
@@ -58,7 +58,7 @@ fn open(path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
     rustix::fs::openat2(CWD, path, flags, mode, resolve).map_err(explain)
 }
 
-/// Opens a regular file with one name. With `CREATE` a missing one is made, for its owner alone.
+/// Opens a regular file with one name. With `CREATE` a missing one is created, accessible only by its owner.
 pub fn open_file(path: &Path, flags: OFlags) -> io::Result<File> {
     // Opening a device has effects, so it is looked at first.
     match open(path, OFlags::PATH, Mode::empty()) {
@@ -78,7 +78,7 @@ pub fn open_file(path: &Path, flags: OFlags) -> io::Result<File> {
     Ok(file)
 }
 
-/// Refuses what is not a regular file of which this is the only name. One that was replaced meanwhile has none.
+/// Refuses anything but a regular file with exactly one name. A file that was replaced in the meantime has none.
 pub fn check(file: &OwnedFd) -> io::Result<()> {
     let found = rustix::fs::fstat(file)?;
     if FileType::from_raw_mode(found.st_mode) == FileType::Symlink {
@@ -97,7 +97,7 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Replaces the content of a file, which is made where it is missing.
+/// Replaces the content of a file, or creates it.
 pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     open_file(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(content)
 }
@@ -128,7 +128,7 @@ pub(crate) fn names(path: &Path) -> io::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// What is at a path itself; `None` where there is nothing.
+/// The status of the object at a path itself; `None` if there is none.
 pub(crate) fn stat(path: &Path) -> io::Result<Option<Stat>> {
     match open(path, OFlags::PATH, Mode::empty()) {
         Ok(found) => Ok(Some(rustix::fs::fstat(&found)?)),
@@ -137,12 +137,12 @@ pub(crate) fn stat(path: &Path) -> io::Result<Option<Stat>> {
     }
 }
 
-/// Whether there is something at a path.
+/// Whether a path exists.
 pub(crate) fn exists(path: &Path) -> io::Result<bool> {
     stat(path).map(|found| found.is_some())
 }
 
-/// The directory that holds a path, and its name there.
+/// The parent directory of a path, and the name in it.
 fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::INVAL.into());
@@ -150,14 +150,14 @@ fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     Ok((open(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
 }
 
-/// Makes a directory for its owner alone.
+/// Creates a directory that only its owner can access.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     let (parent, name) = parent(path)?;
     Ok(rustix::fs::mkdirat(&parent, name, PRIVATE_DIRECTORY)?)
 }
 
-/// Gives an object to an owner, if it is another's.
-pub(crate) fn give(path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
+/// Changes the owner of an object, if it has another one.
+pub(crate) fn chown(path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
     let (parent, name) = parent(path)?;
     let found = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if (found.st_uid, found.st_gid) == (uid, gid) {
@@ -167,7 +167,7 @@ pub(crate) fn give(path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
     Ok(rustix::fs::chownat(&parent, name, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Moves an object to another name, replacing a file that is there.
+/// Renames an object, replacing an existing file.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     let ((from, name), (to, new_name)) = (parent(from)?, parent(to)?);
     Ok(rustix::fs::renameat(&from, name, &to, new_name)?)
@@ -179,10 +179,10 @@ pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
 }
 
-/// Gives an object to the owner of the directory that it is in.
+/// Changes the owner of an object to that of its parent directory.
 pub(crate) fn give_as_parent(path: &Path) -> io::Result<()> {
     let parent = open_directory(path.parent().unwrap_or(path))?.metadata()?;
-    give(path, (parent.uid(), parent.gid()))
+    chown(path, (parent.uid(), parent.gid()))
 }
 
 #[cfg(test)]
@@ -229,7 +229,7 @@ mod tests {
         std::os::unix::fs::symlink("real", place.path().join("through")).unwrap();
         let (there, here) = (place.path().join("through/file"), place.path().join("moved"));
         assert!(remove_file(&there).is_err() && rename(&there, &here).is_err());
-        assert!(give(&there, (1, 1)).is_err() && exists(&there).is_err());
+        assert!(chown(&there, (1, 1)).is_err() && exists(&there).is_err());
         assert!(make_directory(&place.path().join("through/new")).is_err());
         assert!(names(&place.path().join("through")).is_err());
         assert_eq!(names(&place.path().join("real")).unwrap(), ["file"]);

@@ -9,7 +9,7 @@ use rustix::fs::{FileType, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps
 use rustix::io::Errno;
 
 use crate::overlay::user_xattrs;
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 
 fn timespec(time: StatxTimestamp) -> Timespec {
     Timespec { tv_sec: time.tv_sec, tv_nsec: i64::from(time.tv_nsec) }
@@ -23,26 +23,22 @@ pub fn times(stat: &Statx) -> Timestamps {
     }
 }
 
-/// Gives an object owner, extended attributes and mode of another, and leaves its times.
-pub fn copy_attributes(from: (&Tree, &Path), to: (&Tree, &Path)) -> Result<()> {
+/// Gives an object the owner, extended attributes and mode of another, and leaves its times. Extended attributes that `from`
+/// does not have are removed.
+pub fn copy_attributes(from: (&RootedDir, &Path), to: (&RootedDir, &Path)) -> Result<()> {
     let (kept, mut stat) = (to.0.stat(to.1)?, from.0.stat(from.1)?);
     (stat.stx_atime, stat.stx_mtime) = (kept.stx_atime, kept.stx_mtime);
-    match_attributes((from.0, from.1, &stat), to)
-}
-
-/// As [`copy_metadata`], to an object that may have extended attributes already: those that `from` has not go.
-pub fn match_attributes(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) -> Result<()> {
     for name in user_xattrs(to.0, to.1)? {
         if from.0.find_xattr(from.1, &name)?.is_none() {
             to.0.remove_xattr(to.1, &name)?;
         }
     }
-    copy_metadata(from, to)
+    copy_metadata((from.0, from.1, &stat), to)
 }
 
 /// Removes the ACLs that a new object has inherited from the directory it was made in, except those that it is to have.
 pub fn drop_inherited_acls(
-    tree: &Tree,
+    tree: &RootedDir,
     path: &Path,
     is_kept: impl Fn(&OsStr) -> Result<bool>,
 ) -> Result<()> {
@@ -57,7 +53,7 @@ pub fn drop_inherited_acls(
 /// Copies owner, extended attributes, mode and times of `from` to the object `to` (in this order: a change of owner
 /// clears set-id bits and capabilities, and everything before the times touches them). ACLs that `from` does not have
 /// are removed: a new object may have inherited them, and with them others would have access.
-pub fn copy_metadata(from: (&Tree, &Path, &Statx), to: (&Tree, &Path)) -> Result<()> {
+pub fn copy_metadata(from: (&RootedDir, &Path, &Statx), to: (&RootedDir, &Path)) -> Result<()> {
     let (source, path, stat) = from;
     let (target, new) = to;
     let made = target.stat(new)?;
@@ -96,7 +92,7 @@ pub fn copy_content(from: BorrowedFd<'_>, to: BorrowedFd<'_>, length: u64) -> Re
     refuse_shortened(from, length)
 }
 
-/// What a file has lost meanwhile would be zeros in its copy.
+/// Refuses a file that has become shorter: the missing part would be zeros in its copy.
 fn refuse_shortened(from: BorrowedFd<'_>, length: u64) -> Result<()> {
     let size = u64::try_from(rustix::fs::fstat(from)?.st_size).unwrap_or(0);
     if size < length { Err(Errno::STALE) } else { Ok(()) }

@@ -18,15 +18,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 
-use crate::rooted_dir::{Result, Tree, xattr_names};
+use crate::rooted_dir::{Result, RootedDir, xattr_names};
 
-/// Marks a device 0:0 that is no whiteout.
+/// Marks a device 0:0 that is not a whiteout.
 pub(crate) const DEVICE_XATTR: &str = "trusted.branchfs.device";
 
-/// Marks a file of the kernel's that has its attributes alone: the content is a lower layer's.
+/// Marks a metacopy of the kernel: the content is in a lower layer.
 pub(crate) const METACOPY_XATTR: &str = "trusted.overlay.metacopy";
 
-/// Which extended attributes carry the marks.
+/// The namespace of the overlay attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Namespace {
     /// `trusted.overlay.*`
@@ -43,7 +43,7 @@ impl Namespace {
         }
     }
 
-    /// Marks a file that was copied up in part ([`crate::lazy_copy_up`]).
+    /// Marks a partial copy ([`crate::lazy_copy_up`]).
     pub(crate) fn partial(self) -> &'static str {
         match self {
             Self::Trusted => "trusted.branchfs.partial",
@@ -68,23 +68,23 @@ impl Namespace {
         }
     }
 
-    /// Says which attributes carry the marks in this process: a daemon serves one store. Until then it is `Trusted`.
-    pub(crate) fn settle(self) {
+    /// Sets the namespace in this process: a daemon serves one store. Until then it is `Trusted`.
+    pub(crate) fn set_for_process(self) {
         HAS_USER_MARKS.store(self == Self::User, Ordering::Relaxed);
     }
 }
 
-/// The marks of this process's store are `user` attributes: those of other names are the users' own.
+/// The overlay attributes of this store are in the `user` namespace; then `trusted` ones are the users' own.
 static HAS_USER_MARKS: AtomicBool = AtomicBool::new(false);
 
-/// True where the attributes alone do not exclude a whiteout.
+/// Whether an object may be a whiteout, judged by its status.
 pub(crate) fn may_be_whiteout(stat: &Statx) -> bool {
     FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::CharacterDevice
         && (stat.stx_rdev_major, stat.stx_rdev_minor) == (0, 0)
 }
 
 /// The names of an object's extended attributes that users see; none on a file system without extended attributes.
-pub(crate) fn user_xattrs(tree: &Tree, path: &Path) -> Result<Vec<OsString>> {
+pub(crate) fn user_xattrs(tree: &RootedDir, path: &Path) -> Result<Vec<OsString>> {
     let list = match tree.list_xattrs(path) {
         Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         other => other?,
@@ -115,8 +115,8 @@ pub(crate) fn parse_redirect(value: &[u8], path: &Path) -> Option<PathBuf> {
     (stays_inside && target.file_name().is_some()).then_some(target)
 }
 
-/// Whether `stat` of `path` shows a whiteout of a layer.
-pub(crate) fn is_whiteout(tree: &Tree, path: &Path, stat: &Statx) -> Result<bool> {
+/// Whether the object at `path` is a whiteout; `stat` is its status.
+pub(crate) fn is_whiteout(tree: &RootedDir, path: &Path, stat: &Statx) -> Result<bool> {
     Ok(may_be_whiteout(stat) && tree.find_xattr(path, OsStr::new(DEVICE_XATTR))?.is_none())
 }
 

@@ -21,18 +21,18 @@ use rustix::mount::{
 use crate::rooted_dir::descriptor_path;
 use crate::{no_follow, sys};
 
-/// Shown as the source of our overlay mounts. Not "branchfs": that is the mount they lie in.
+/// The source of our overlay mounts in the mount table. Not "branchfs", which is that of the mount that contains them.
 pub(crate) const SOURCE: &str = "branchfs-branch";
 
 /// An overlayfs, alive as long as this or a mount of it.
 #[derive(Debug)]
 pub struct KernelMount {
     mount: OwnedFd,
-    /// What is attached the next time, where a clone has to be made before it is needed.
+    /// The mount to attach next time, if a clone must be made before it is needed.
     next: Mutex<Option<OwnedFd>>,
 }
 
-/// What an overlayfs is made of.
+/// The directories of an overlayfs.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers<'p> {
     /// The lower directory.
@@ -43,29 +43,29 @@ pub struct Layers<'p> {
     pub work: &'p Path,
 }
 
-/// Whether the UUID of the file system is a part of the marks of a layer.
+/// Whether the attributes of a layer contain the UUID of the file system.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Uuid {
     Ignored,
-    /// As in layers that were made before UUIDs were ignored.
+    /// For layers that were created before UUIDs were ignored.
     Compared,
 }
 
 impl KernelMount {
-    /// Makes a file system. Every option is asked for; the kernel drops what it cannot give without a word, see
-    /// the probe of the driver. The end of one that is read-only until then syncs nothing.
+    /// Creates an overlayfs. It requests every option; the kernel silently drops those that it does not support, see the
+    /// probe of the driver.
     ///
-    /// The layer is marked with the base's file handle alone, without the UUID of its file system: all is on one file
-    /// system, whose UUID changes with some copies of a disk. The kernel refuses a layer that was marked with a UUID when it
-    /// is mounted without, and reports that before it writes anything.
-    pub fn make(layers: Layers<'_>, is_read_only: bool) -> Result<Self> {
-        match Self::make_with(layers, is_read_only, Uuid::Ignored) {
-            Err(Errno::STALE) => Self::make_with(layers, is_read_only, Uuid::Compared),
+    /// The layer records only the base's file handle, without the UUID of its file system: all is on one file system, and
+    /// some ways to copy a disk change its UUID. The kernel refuses a layer that was recorded with a UUID when it is mounted
+    /// without, and reports that before it writes anything.
+    pub fn make(layers: Layers<'_>) -> Result<Self> {
+        match Self::make_with(layers, Uuid::Ignored) {
+            Err(Errno::STALE) => Self::make_with(layers, Uuid::Compared),
             other => other,
         }
     }
 
-    fn make_with(layers: Layers<'_>, is_read_only: bool, uuid: Uuid) -> Result<Self> {
+    fn make_with(layers: Layers<'_>, uuid: Uuid) -> Result<Self> {
         let context = rustix::mount::fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         rustix::mount::fsconfig_set_string(&context, "source", SOURCE)?;
         set_directory(&context, "lowerdir+", layers.lower)?;
@@ -76,9 +76,6 @@ impl KernelMount {
         }
         if uuid == Uuid::Ignored {
             rustix::mount::fsconfig_set_string(&context, "uuid", "off")?;
-        }
-        if is_read_only {
-            rustix::mount::fsconfig_set_flag(&context, "ro")?;
         }
         rustix::mount::fsconfig_create(&context)?;
         let flags = FsMountFlags::FSMOUNT_CLOEXEC;
@@ -132,8 +129,8 @@ pub struct ReadOnlyCover {
 }
 
 impl ReadOnlyCover {
-    /// Covers the mount of which `root` is the root. Paths that begin at a directory in the mount, such as a working
-    /// directory, do not lead through it.
+    /// Covers the mount with the root `root`. Paths that begin at a directory in the mount, such as a working
+    /// directory, do not lead through the cover.
     pub fn new(root: BorrowedFd<'_>) -> Result<Self> {
         let mount = sys::read_only_clone(root)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -143,11 +140,11 @@ impl ReadOnlyCover {
         Ok(Self { mount })
     }
 
-    /// Covers the regular file at `path` in the mount of which `root` is the root. All paths to the file that begin in the
-    /// mount lead through it.
+    /// Covers the regular file at `path` in the mount with the root `root`. All paths to the file that begin in the
+    /// mount lead through the cover.
     ///
     /// # Errors
-    /// `XDEV` if the file is covered, `INVAL` for all that is no regular file.
+    /// `XDEV` if the file is covered, `INVAL` for anything but a regular file.
     pub fn over_file(root: BorrowedFd<'_>, path: &Path) -> Result<Self> {
         let resolve = ResolveFlags::BENEATH
             | ResolveFlags::NO_SYMLINKS
@@ -189,7 +186,8 @@ fn place(mount: &OwnedFd, at: &Path) -> Result<()> {
     rustix::mount::move_mount(mount, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-/// By descriptor, which allows any name and shows the path in the table of mounts; before Linux 6.13 by path.
+/// Sets a directory by descriptor, which allows any name and shows the path in the mount table; before Linux 6.13 by
+/// path.
 fn set_directory(context: &OwnedFd, key: &str, path: &Path) -> Result<()> {
     let opened = no_follow::open_directory(path);
     let directory = opened.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::LOOP))?;
@@ -199,7 +197,7 @@ fn set_directory(context: &OwnedFd, key: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// Takes away the topmost mount at `at`. `lazily`: although it is in use.
+/// Unmounts the topmost mount at `at`. `lazily`: even if it is in use.
 pub fn unmount(at: &Path, lazily: bool) -> Result<()> {
     let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     rustix::mount::unmount(at, flags | UnmountFlags::NOFOLLOW)
@@ -226,10 +224,10 @@ mod tests {
         let place = tempfile::tempdir_in("/dev/shm").unwrap();
         let [lower, upper, work] = directories(place.path(), ["lower", "upper", "work"]);
         let layers = Layers { lower: &lower, upper: &upper, work: &work };
-        drop(KernelMount::make_with(layers, false, Uuid::Compared).unwrap());
-        let refused = KernelMount::make_with(layers, false, Uuid::Ignored);
+        drop(KernelMount::make_with(layers, Uuid::Compared).unwrap());
+        let refused = KernelMount::make_with(layers, Uuid::Ignored);
         assert_eq!(refused.err(), Some(Errno::STALE));
-        KernelMount::make(layers, false).unwrap();
+        KernelMount::make(layers).unwrap();
     }
 
     /// What Linux before 6.15 needs works with later ones too.
@@ -240,7 +238,7 @@ mod tests {
         let [lower, upper, work, at] = directories(place.path(), names);
         fs::write(lower.join("below"), "as it was").unwrap();
         let layers = Layers { lower: &lower, upper: &upper, work: &work };
-        let mount = KernelMount::make(layers, false).unwrap();
+        let mount = KernelMount::make(layers).unwrap();
         for round in 0..3 {
             mount.attach_in_turn(&at).unwrap();
             assert_eq!(fs::read_to_string(at.join("below")).unwrap(), "as it was");

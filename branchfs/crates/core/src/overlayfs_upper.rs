@@ -8,7 +8,7 @@
 //! | a redirect relative to the parent's origin | writing the whole path; both mean the same to the kernel |
 //! | a file without content (metacopy) | opening it for writing, which copies the content up |
 //! | a hard link of the base with other names, which the index shows | changing each of them without effect |
-//! | the mark `origin`: the file handle of the copied-up object | nothing; the drift check reads it ([`seen`]) |
+//! | the mark `origin`: the file handle of the copied-up object | nothing; the drift check reads it ([`preconditions`]) |
 //!
 //! The first three are converted while the branch can still be written. Then writing is stopped, and the conversion is
 //! repeated if there were changes in between. The kernel never notices a change below it.
@@ -32,14 +32,14 @@ use crate::no_follow;
 use crate::object_copy::{copy_content, times};
 use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
 use crate::overlayfs_mount::{KernelMount, Layers};
-use crate::rooted_dir::{Result, Tree, remove_path, xattr_names};
+use crate::rooted_dir::{Result, RootedDir, remove_path, xattr_names};
 use crate::view::HIDDEN;
 use crate::write_set::{Fingerprint, Precondition};
 
-/// How far a branch's layer has to be brought into the form that other readers than the kernel know.
+/// How completely a layer is normalised for readers other than the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Completion {
-    /// As a commit needs it: attributes alone may stand for a file of the base under the same name.
+pub enum NormaliseFor {
+    /// As a commit needs it: a metacopy may stand for a file of the base of the same name.
     ForCommit,
     /// As the FUSE view of a nested branch needs it: every file has its content.
     Whole,
@@ -48,10 +48,10 @@ pub enum Completion {
 const ORIGIN_XATTR: &str = "trusted.overlay.origin";
 const LINKS_XATTR: &str = "trusted.overlay.nlink";
 
-/// How long the end of a detached mount is waited for. A process that is still inside keeps it.
+/// How long to wait for the end of a detached mount. A process that is still inside keeps it.
 const DETACHED_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long a start waits for the end of what an earlier daemon had mounted.
+/// How long a start waits for the end of the mounts of an earlier daemon.
 const EARLIER_WAIT_MAX: Duration = Duration::from_secs(30);
 
 /// The kernel's work directory in a layer. If it exists, the kernel writes the layer.
@@ -75,15 +75,16 @@ pub(crate) fn normalise_alone(
     base: &Path,
     name: &str,
 ) -> std::result::Result<(), Error> {
-    let mut unsettled = Unsettled::of(directory, &open_directory(base)?, Completion::Whole)?;
-    if unsettled.is_empty() && unsettled.linked.is_empty() {
+    let mut pending =
+        PendingConversion::of(directory, &open_directory(base)?, NormaliseFor::Whole)?;
+    if pending.is_empty() && pending.linked.is_empty() {
         return Ok(());
     }
     let (upper, work) = (directory.join("upper"), directory.join(WORK));
     let layers = Layers { lower: base, upper: &upper, work: &work };
     let start = Instant::now();
     let mount = loop {
-        match KernelMount::make(layers, false) {
+        match KernelMount::make(layers) {
             // A mount of the layer that was detached a moment ago ends in the background.
             Err(Errno::BUSY) if start.elapsed() < DETACHED_WAIT_MAX => {
                 thread::sleep(Duration::from_millis(2));
@@ -97,24 +98,24 @@ pub(crate) fn normalise_alone(
             "branch {name} cannot be used in this mount: the kernel's overlayfs wrote its layer and cannot be mounted here to complete it ({error}); the branch is kept: mount where the overlay driver works, or abort it"
         ))
     })?;
-    let branch = Tree::new(rustix::io::dup(mount.root()).at(directory)?);
-    unsettled.find_names(directory, &branch)?;
-    unsettled.settle(directory, &branch)
+    let branch = RootedDir::new(rustix::io::dup(mount.root()).at(directory)?);
+    pending.find_names(directory, &branch)?;
+    pending.convert(directory, &branch)
 }
 
-/// Ends the kernel's share in a layer whose content has been committed or made plain: its index holds one more link of
+/// Ends the use of a layer by overlayfs after its content was committed or normalised: its index holds one more link of
 /// each object.
 pub(crate) fn drop_index(directory: &Path) -> std::result::Result<(), Error> {
     let work = directory.join(WORK);
     if is_written_by_overlayfs(directory)? {
-        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        let upper = RootedDir::open_root(&directory.join("upper")).at(directory)?;
         show_store(&upper).at(directory)?;
     }
     remove_path(&work).at(&work)
 }
 
 /// Hides the store's name in a layer of the kernel's.
-pub(super) fn hide_store(upper: &Tree) -> Result<()> {
+pub(super) fn hide_store(upper: &RootedDir) -> Result<()> {
     match upper.stat(Path::new(HIDDEN)) {
         Err(Errno::NOENT) => {}
         other => return other.map(drop),
@@ -128,7 +129,7 @@ pub(super) fn hide_store(upper: &Tree) -> Result<()> {
 }
 
 /// Removes the name that hides the store; only the kernel's mount needs it.
-fn show_store(upper: &Tree) -> Result<()> {
+fn show_store(upper: &RootedDir) -> Result<()> {
     let restore = times_of_root(upper)?;
     match upper.remove_file(Path::new(HIDDEN)) {
         Err(Errno::NOENT) => return Ok(()),
@@ -139,13 +140,13 @@ fn show_store(upper: &Tree) -> Result<()> {
     })
 }
 
-fn add_hidden(upper: &Tree) -> Result<()> {
+fn add_hidden(upper: &RootedDir) -> Result<()> {
     const WHITEOUT_MODE: u32 = 0o020_000;
     upper.make_node(Path::new(HIDDEN), WHITEOUT_MODE, 0)
 }
 
-/// Returns a function that restores the present times of a layer's root, since hiding a name is no change.
-fn times_of_root(upper: &Tree) -> Result<impl Fn() -> Result<()>> {
+/// Returns a function that restores the present times of a layer's root, because hiding a name is not a change.
+fn times_of_root(upper: &RootedDir) -> Result<impl Fn() -> Result<()>> {
     let before = times(&upper.stat(Path::new(""))?);
     Ok(move || upper.set_times(Path::new(""), &before))
 }
@@ -154,13 +155,13 @@ fn times_of_root(upper: &Tree) -> Result<impl Fn() -> Result<()>> {
 struct Object {
     /// In the layer, and so in the branch.
     path: PathBuf,
-    /// What the kernel looks for in the layers below.
+    /// The path at which the kernel looks in the layers below.
     below: PathBuf,
     kind: FileType,
 }
 
-/// Calls `visit` for every object of a layer, directories before what they hold.
-fn walk(upper: &Tree, visit: &mut dyn FnMut(&Object) -> Result<()>) -> Result<()> {
+/// Calls `visit` for every object of a layer, directories before their entries.
+fn walk(upper: &RootedDir, visit: &mut dyn FnMut(&Object) -> Result<()>) -> Result<()> {
     let mut pending = vec![(PathBuf::new(), PathBuf::new())];
     while let Some((directory, below)) = pending.pop() {
         let entries = match upper.list(&directory) {
@@ -189,14 +190,14 @@ fn walk(upper: &Tree, visit: &mut dyn FnMut(&Object) -> Result<()>) -> Result<()
     Ok(())
 }
 
-fn redirect(upper: &Tree, path: &Path, kind: FileType) -> Result<Option<Vec<u8>>> {
+fn redirect(upper: &RootedDir, path: &Path, kind: FileType) -> Result<Option<Vec<u8>>> {
     if kind != FileType::Directory && kind != FileType::RegularFile {
         return Ok(None);
     }
     mark(upper, path, Namespace::Trusted.redirect())
 }
 
-fn mark(tree: &Tree, path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+fn mark(tree: &RootedDir, path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     match tree.find_xattr(path, OsStr::new(name)) {
         Err(Errno::NOENT) => Ok(None),
         other => other,
@@ -208,59 +209,59 @@ fn mark(tree: &Tree, path: &Path, name: &str) -> Result<Option<Vec<u8>>> {
 enum Linked {
     /// Every name in the branch must be a name in the layer.
     Whole,
-    /// The layer has its attributes alone, which a commit sets on the object in the base: on all of its `links`.
+    /// The layer has a metacopy. A commit sets the attributes on the object in the base: on all of its `links`.
     Attributes { links: i64, names: Vec<PathBuf> },
 }
 
 /// The objects of a layer that only the kernel can read.
 #[derive(Debug, Default)]
-pub struct Unsettled {
-    /// Directories with a relative redirect, and what it means.
+pub struct PendingConversion {
+    /// Directories with a relative redirect, and the absolute path of its target.
     relative: Vec<(PathBuf, PathBuf)>,
     /// Files without content.
     incomplete: Vec<PathBuf>,
     /// Objects of the base with several links, by inode number, that may have names which are not in the layer.
     linked: BTreeMap<u64, Linked>,
-    /// Names in the branch of these objects that are not in the layer.
+    /// Names of these objects in the branch that are not in the layer.
     unlinked: Vec<PathBuf>,
 }
 
-impl Unsettled {
-    /// Looks through the layer in `directory`. Cost: its objects, and its index.
+impl PendingConversion {
+    /// Examines the layer in `directory`. Cost: its objects, and its index.
     pub(crate) fn of(
         directory: &Path,
         base: &OwnedFd,
-        completion: Completion,
+        completion: NormaliseFor,
     ) -> std::result::Result<Self, Error> {
-        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
-        let mut unsettled = Self::default();
+        let upper = RootedDir::open_root(&directory.join("upper")).at(directory)?;
+        let mut pending = Self::default();
         let walked = walk(&upper, &mut |object| {
             let redirect = redirect(&upper, &object.path, object.kind)?;
             if object.kind == FileType::Directory {
                 if redirect.is_some_and(|redirect| !redirect.starts_with(b"/")) {
-                    unsettled.relative.push((object.path.clone(), object.below.clone()));
+                    pending.relative.push((object.path.clone(), object.below.clone()));
                 }
             } else if object.kind == FileType::RegularFile
-                && (completion == Completion::Whole || redirect.is_some())
+                && (completion == NormaliseFor::Whole || redirect.is_some())
                 && mark(&upper, &object.path, METACOPY_XATTR)?.is_some()
             {
-                unsettled.incomplete.push(object.path.clone());
+                pending.incomplete.push(object.path.clone());
             }
             Ok(())
         });
         walked.at(directory)?;
-        unsettled.find_linked(&directory.join(WORK).join("index"), base, completion)?;
-        Ok(unsettled)
+        pending.find_linked(&directory.join(WORK).join("index"), base, completion)?;
+        Ok(pending)
     }
 
-    /// The index names each copied-up object that has several names below; it holds one more link of it.
+    /// The index has an entry for each copied-up object with several names below, which is one more link of it.
     fn find_linked(
         &mut self,
         index: &Path,
         base: &OwnedFd,
-        completion: Completion,
+        completion: NormaliseFor,
     ) -> std::result::Result<(), Error> {
-        let tree = match Tree::open_root(index) {
+        let tree = match RootedDir::open_root(index) {
             Err(Errno::NOENT) => return Ok(()),
             other => other.at(index)?,
         };
@@ -280,7 +281,7 @@ impl Unsettled {
             let below = crate::rooted_dir::stat_of(&lower).at(index)?;
             let here = tree.stat(name).at(index)?.stx_nlink;
             let links = shown_links(&links, here, below.stx_nlink);
-            if is_incomplete && completion == Completion::ForCommit {
+            if is_incomplete && completion == NormaliseFor::ForCommit {
                 let linked = Linked::Attributes { links, names: Vec::new() };
                 self.linked.insert(below.stx_ino, linked);
             } else if links > i64::from(here) - 1 {
@@ -290,14 +291,14 @@ impl Unsettled {
         Ok(())
     }
 
-    /// Finds the names that objects with several links have in `branch`, the mounted overlayfs. Walks the whole branch,
-    /// but only where there are such objects.
+    /// Finds the names in `branch`, the mounted overlayfs, of objects with several links. Walks the whole branch, but
+    /// only if there are such objects.
     pub(crate) fn find_names(
         &mut self,
         directory: &Path,
-        branch: &Tree,
+        branch: &RootedDir,
     ) -> std::result::Result<(), Error> {
-        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+        let upper = RootedDir::open_root(&directory.join("upper")).at(directory)?;
         let mut pending = if self.linked.is_empty() { Vec::new() } else { vec![PathBuf::new()] };
         while let Some(parent) = pending.pop() {
             let entries = match branch.list(&parent) {
@@ -325,7 +326,7 @@ impl Unsettled {
         Ok(())
     }
 
-    fn find_name(&mut self, path: &Path, upper: &Tree, branch: &Tree) -> Result<()> {
+    fn find_name(&mut self, path: &Path, upper: &RootedDir, branch: &RootedDir) -> Result<()> {
         match self.linked.get_mut(&branch.stat(path)?.stx_ino) {
             None => {}
             Some(Linked::Attributes { names, .. }) => names.push(path.to_path_buf()),
@@ -338,14 +339,14 @@ impl Unsettled {
         Ok(())
     }
 
-    /// Whether nothing has to be done, after [`Self::find_names`].
+    /// Whether nothing is left to do, after [`Self::find_names`].
     pub fn is_empty(&self) -> bool {
         self.relative.is_empty() && self.incomplete.is_empty() && self.unlinked.is_empty()
     }
 
     /// Converts the layer in `directory` through `branch`, the mounted overlayfs.
-    pub fn settle(&self, directory: &Path, branch: &Tree) -> std::result::Result<(), Error> {
-        let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+    pub fn convert(&self, directory: &Path, branch: &RootedDir) -> std::result::Result<(), Error> {
+        let upper = RootedDir::open_root(&directory.join("upper")).at(directory)?;
         for (path, below) in &self.relative {
             let mut value = b"/".to_vec();
             value.extend_from_slice(below.as_os_str().as_bytes());
@@ -366,7 +367,7 @@ impl Unsettled {
     }
 }
 
-/// What is gone by now needs nothing any more: it is looked again once writing has stopped.
+/// Ignores that an object is missing: the layer is checked again once writing has stopped.
 fn unless_gone(outcome: Result<()>) -> Result<()> {
     match outcome {
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
@@ -374,7 +375,7 @@ fn unless_gone(outcome: Result<()>) -> Result<()> {
     }
 }
 
-/// The number of links that the kernel shows: `U+1` counts from those in the layer, `L-1` from those below.
+/// The link count that the kernel shows: `U+1` is relative to the links in the layer, `L-1` to those below.
 fn shown_links(value: &[u8], here: u32, below: u32) -> i64 {
     let text = String::from_utf8_lossy(value);
     let difference = text.get(1..).and_then(|digits| digits.parse::<i64>().ok()).unwrap_or(0);
@@ -382,18 +383,18 @@ fn shown_links(value: &[u8], here: u32, below: u32) -> i64 {
     i64::from(from) + difference
 }
 
-/// Opening for writing copies the content up; that it was opened must not show.
-fn complete(branch: &Tree, path: &Path) -> Result<()> {
+/// Copies the content up by opening for writing, without changing the times.
+fn complete(branch: &RootedDir, path: &Path) -> Result<()> {
     let before = branch.stat(path)?;
     let file = branch.open(path, OFlags::WRONLY | OFlags::NONBLOCK)?;
     rustix::fs::futimens(&file, &times(&before))
 }
 
-/// Completes a file whose object in the base has been replaced since: the kernel does not find its content by name any
-/// more, but the object is still there for as long as a snapshot layer or the history has it.
+/// Copies the content into a file whose lower file in the base was replaced. The kernel does not find the content by
+/// name any more, but the object exists as long as a snapshot layer or the history has it.
 fn complete_from_origin(
     directory: &Path,
-    upper: &Tree,
+    upper: &RootedDir,
     path: &Path,
 ) -> std::result::Result<(), Error> {
     let copy = || {
@@ -412,7 +413,7 @@ fn complete_from_origin(
     copy().at(path)
 }
 
-fn change_nothing(branch: &Tree, path: &Path) -> Result<()> {
+fn change_nothing(branch: &RootedDir, path: &Path) -> Result<()> {
     let stat = branch.stat(path)?;
     if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Symlink {
         return branch.set_owner(path, Some(stat.stx_uid), Some(stat.stx_gid));
@@ -437,18 +438,19 @@ fn open_origin(base: &OwnedFd, origin: &[u8]) -> Result<OwnedFd> {
 /// Returns the objects of the base that the layer in `directory` depends on: the copied-up objects must be unchanged
 /// since the fork. The kernel does not record the time of a copy-up, so an external change between the fork and the copy-up
 /// counts as drift, too.
-pub(crate) fn seen(
+pub(crate) fn preconditions(
     directory: &Path,
     base: &Path,
     is_as_forked: IsAsForked<'_>,
 ) -> std::result::Result<BTreeMap<PathBuf, Precondition>, Error> {
-    let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
-    let below = Tree::open_root(base).at(base)?;
+    let upper = RootedDir::open_root(&directory.join("upper")).at(directory)?;
+    let below = RootedDir::open_root(base).at(base)?;
     let opened = open_directory(base)?;
     let mut seen = BTreeMap::new();
     let walked = walk(&upper, &mut |object| {
         if let Some(origin) = mark(&upper, &object.path, ORIGIN_XATTR)? {
-            let expected = expect(&open_origin(&opened, &origin), object, &below, is_as_forked)?;
+            let expected =
+                precondition_of(&open_origin(&opened, &origin), object, &below, is_as_forked)?;
             if let Some(expected) = expected {
                 seen.insert(object.below.clone(), expected);
             }
@@ -464,10 +466,10 @@ pub(crate) type IsAsForked<'f> = &'f dyn Fn(&Fingerprint) -> bool;
 
 /// Returns the expected object at a path of the base, given the copied-up one. `None` if it was renamed inside the branch;
 /// the removed old name is checked separately.
-fn expect(
+fn precondition_of(
     origin: &Result<OwnedFd>,
     object: &Object,
-    base: &Tree,
+    base: &RootedDir,
     is_as_forked: IsAsForked<'_>,
 ) -> Result<Option<Precondition>> {
     let origin = match origin {
@@ -491,18 +493,18 @@ fn expect(
     })
 }
 
-/// Converts a settled overlayfs layer into a FUSE layer: copies the facts in its xattrs to the layer's log, then removes
-/// the xattrs, then the kernel's directory. Idempotent; safe to interrupt.
+/// Converts a normalised overlayfs layer into a FUSE layer: copies the facts in its xattrs to the layer's log, then
+/// removes the xattrs, then the work directory. Idempotent; safe to interrupt.
 pub(crate) fn convert_to_fuse_layer(
     directory: &Path,
     base: &Path,
     is_as_forked: IsAsForked<'_>,
     layer: &Layer,
 ) -> std::result::Result<(), Error> {
-    for (path, expected) in seen(directory, base, is_as_forked)? {
+    for (path, expected) in preconditions(directory, base, is_as_forked)? {
         layer.record_precondition(&path, expected).at(directory)?;
     }
-    let upper = Tree::open_root(&directory.join("upper")).at(directory)?;
+    let upper = RootedDir::open_root(&directory.join("upper")).at(directory)?;
     let opened = open_directory(base)?;
     let walked = walk(&upper, &mut |object| {
         if object.kind != FileType::Directory {
@@ -539,55 +541,51 @@ pub fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Error> {
 }
 
 /// The objects of the layer in `layer`, mounted at `mount`, that only the kernel can read.
-pub fn unsettled(
+pub fn pending_conversion(
     layer: &Path,
     base: &OwnedFd,
-    completion: Completion,
+    completion: NormaliseFor,
     mount: &KernelMount,
-) -> std::result::Result<Unsettled, Error> {
-    let mut unsettled = Unsettled::of(layer, base, completion)?;
-    unsettled.find_names(layer, &tree_of(mount).at(layer)?)?;
-    Ok(unsettled)
+) -> std::result::Result<PendingConversion, Error> {
+    let mut pending = PendingConversion::of(layer, base, completion)?;
+    pending.find_names(layer, &tree_of(mount).at(layer)?)?;
+    Ok(pending)
 }
 
 /// Returns the tree of an overlayfs.
-pub fn tree_of(mount: &KernelMount) -> Result<Tree> {
-    rustix::io::dup(mount.root()).map(Tree::new)
+pub fn tree_of(mount: &KernelMount) -> Result<RootedDir> {
+    rustix::io::dup(mount.root()).map(RootedDir::new)
 }
 
-/// Makes the kernel's file system over the layer in `layer`.
-pub fn mount_over(
-    base: &Path,
-    layer: &Path,
-    is_read_only: bool,
-) -> std::result::Result<KernelMount, Error> {
+/// Mounts an overlayfs over the layer in `layer`.
+pub fn mount_over(base: &Path, layer: &Path) -> std::result::Result<KernelMount, Error> {
     let (upper, work) = (layer.join("upper"), layer.join(WORK));
-    Tree::open_root(&upper).and_then(|upper| hide_store(&upper)).at(&upper)?;
+    RootedDir::open_root(&upper).and_then(|upper| hide_store(&upper)).at(&upper)?;
     let owner = no_follow::open_directory(layer).and_then(|layer| layer.metadata()).at(layer)?;
     make_directory(&work, &owner)?;
-    let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }, is_read_only)
-        .at(layer)?;
-    give_work(&work, &owner)?;
+    let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }).at(layer)?;
+    chown_work(&work, &owner)?;
     Ok(mount)
 }
 
-/// Lets the kernel write a layer, at a path that is valid meanwhile, and completes it for a commit.
+/// Lets the kernel write a layer, at a temporary path, and normalises it for a commit.
 #[cfg(test)]
 pub(crate) fn write_for_tests(base: &Path, layer: &Path, write: impl FnOnce(&Path)) {
-    let mount = mount_over(base, layer, false).unwrap();
+    let mount = mount_over(base, layer).unwrap();
     write(&crate::rooted_dir::descriptor_path(mount.root()));
     let base = open_directory(base).unwrap();
     loop {
-        let unsettled = unsettled(layer, &base, Completion::ForCommit, &mount).unwrap();
-        if unsettled.is_empty() {
+        let pending = pending_conversion(layer, &base, NormaliseFor::ForCommit, &mount).unwrap();
+        if pending.is_empty() {
             return;
         }
-        unsettled.settle(layer, &tree_of(&mount).unwrap()).unwrap();
+        pending.convert(layer, &tree_of(&mount).unwrap()).unwrap();
     }
 }
 
-/// Gives the owner what the kernel has made there as root's, closed to everyone: the store must be his to remove.
-pub fn give_work(work: &Path, owner: &std::fs::Metadata) -> std::result::Result<(), Error> {
+/// Changes the owner of the `work` and `index` directories, which the kernel created as root, so that the store's owner
+/// can remove the store.
+pub fn chown_work(work: &Path, owner: &std::fs::Metadata) -> std::result::Result<(), Error> {
     for directory in ["work", "index"].map(|name| work.join(name)) {
         let opened = match no_follow::open_directory(&directory) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no index: the probe finds out
@@ -599,11 +597,11 @@ pub fn give_work(work: &Path, owner: &std::fs::Metadata) -> std::result::Result<
     Ok(())
 }
 
-/// The kernel ends the file systems of a daemon that was killed in the background, and syncs them before.
-fn make_patiently(layers: Layers<'_>, is_read_only: bool) -> rustix::io::Result<KernelMount> {
+/// Retries while the kernel still ends, and first syncs, the overlayfs of a killed daemon in the background.
+fn make_patiently(layers: Layers<'_>) -> rustix::io::Result<KernelMount> {
     let deadline = Instant::now() + EARLIER_WAIT_MAX;
     loop {
-        match with_room(|| KernelMount::make(layers, is_read_only)) {
+        match with_room(|| KernelMount::make(layers)) {
             Err(Errno::BUSY) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(5))
             }
@@ -612,13 +610,13 @@ fn make_patiently(layers: Layers<'_>, is_read_only: bool) -> rustix::io::Result<
     }
 }
 
-/// Makes a directory that belongs to `owner`, if it does not exist.
+/// Creates a directory that belongs to `owner`, if it does not exist.
 pub fn make_directory(path: &Path, owner: &std::fs::Metadata) -> std::result::Result<(), Error> {
     match no_follow::make_directory(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
         other => other.at(path)?,
     }
-    no_follow::give(path, (owner.uid(), owner.gid())).at(path)
+    no_follow::chown(path, (owner.uid(), owner.gid())).at(path)
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::error::Error;
 
-/// The paths to take; by default all.
+/// The paths to include; by default all.
 #[derive(Clone, Debug, Default)]
 pub struct PathFilter {
     only: Option<Patterns>,
@@ -19,7 +19,7 @@ pub struct PathFilter {
     skipped: BTreeSet<PathBuf>,
 }
 
-/// Patterns, and how they were written.
+/// Patterns, and their text.
 #[derive(Clone, Debug)]
 struct Patterns {
     globs: GlobSet,
@@ -27,10 +27,10 @@ struct Patterns {
 }
 
 impl PathFilter {
-    /// Takes what matches one of `only` (all, if there are none) and none of `exclude`.
+    /// Includes paths that match one of `only` (all, if it is empty) and none of `exclude`.
     ///
     /// # Errors
-    /// `Usage` for what is no pattern.
+    /// `Usage` for an invalid pattern.
     pub fn new(only: &[String], exclude: &[String]) -> Result<Self, Error> {
         let read = |patterns: &[String]| match patterns {
             [] => Ok(None),
@@ -42,7 +42,7 @@ impl PathFilter {
         Ok(Self { only: read(only)?, exclude: read(exclude)?, skipped: BTreeSet::new() })
     }
 
-    /// Takes nothing of these paths either, nor of what is below them. Returns whether that is news.
+    /// Excludes these paths, too, and everything below them. Returns whether one of them was included before.
     pub(crate) fn skip(&mut self, paths: impl IntoIterator<Item = PathBuf>) -> bool {
         let before = self.skipped.len();
         self.skipped.extend(paths);
@@ -59,12 +59,12 @@ impl PathFilter {
         !self.skipped.is_empty()
     }
 
-    /// Nothing is left out.
+    /// Whether nothing is excluded.
     pub(crate) fn is_all(&self) -> bool {
         self.only.is_none() && self.exclude.is_none() && self.skipped.is_empty()
     }
 
-    /// Whether the object at `path` is taken; it says nothing of what is below it.
+    /// Whether the object at `path` is included. Says nothing about what is below it.
     pub fn includes(&self, path: &Path) -> bool {
         let matches = |patterns: &Patterns| {
             path.ancestors()
@@ -82,7 +82,7 @@ impl PathFilter {
     }
 }
 
-/// What its patterns ask of a path; nothing where there are none.
+/// The patterns as text; empty if there are none.
 impl fmt::Display for PathFilter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(only) = &self.only {

@@ -26,23 +26,23 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::overlay::is_whiteout;
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 
 pub use file_account::FileAccount;
 
-/// What content is counted in: the block of nearly all file systems.
+/// The unit for content: the block size of nearly all file systems.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 
-/// What a name is counted as: an inode, and a longest name in its directory.
+/// The flat charge for a name: an inode, and a name of maximum length in its directory.
 const NAME_BYTES: u64 = 512;
 
-/// What a directory is counted as: its first block.
+/// The flat charge for a directory: its first block.
 const DIRECTORY_BYTES: u64 = 4096;
 
-/// No limit of its own: it only passes charges on.
+/// No limit of its own: charges are only passed on.
 const UNLIMITED: u64 = u64::MAX;
 
-/// What is counted.
+/// The two kinds of charges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Content,
@@ -61,7 +61,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// The quota of a branch with this limit below that parent; `None` where neither has one.
+    /// The quota of a branch with this limit below that parent; `None` if neither has one.
     pub(crate) fn of(limit: Option<u64>, above: Option<&Arc<Self>>) -> Option<Arc<Self>> {
         if limit.is_none() && above.is_none() {
             return None;
@@ -75,32 +75,34 @@ impl Quota {
         }))
     }
 
-    /// Bytes of content in the branch's layers, and in those of its children.
+    /// Bytes of content in the branch's layers, and in those of its descendants.
     pub fn used(&self) -> u64 {
         self.content.load(Ordering::Relaxed)
     }
 
-    /// How often something was refused in the branch since the start.
+    /// The number of refused requests in the branch since the start.
     pub(crate) fn refusals(&self) -> u64 {
         self.refusals.load(Ordering::Relaxed)
     }
 
     /// Bytes of content that may still be added; `None` without any limit.
-    pub fn left(&self) -> Option<u64> {
-        let limits = self.line().map(|quota| (quota.limit.load(Ordering::Relaxed), quota.used()));
+    pub fn available(&self) -> Option<u64> {
+        let limits = self
+            .self_and_ancestors()
+            .map(|quota| (quota.limit.load(Ordering::Relaxed), quota.used()));
         limits
             .filter(|(limit, _)| *limit != UNLIMITED)
             .map(|(limit, used)| limit.saturating_sub(used))
             .min()
     }
 
-    /// The branch was committed into its parent: what it has counts there alone from now on.
-    pub(crate) fn lift(&self) {
+    /// Removes this branch's own limit after its commit into its parent. Only the limits of the ancestors remain.
+    pub(crate) fn remove_limit(&self) {
         self.limit.store(UNLIMITED, Ordering::Relaxed);
     }
 
-    /// This quota and those above it.
-    fn line(&self) -> impl Iterator<Item = &Self> {
+    /// This quota and those of the ancestors.
+    fn self_and_ancestors(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |quota| quota.above.as_deref())
     }
 
@@ -111,15 +113,15 @@ impl Quota {
         }
     }
 
-    /// Takes bytes if every branch of the line has them left.
+    /// Charges bytes if every quota in the line has them available.
     fn charge(&self, kind: Kind, bytes: u64) -> Result<()> {
-        for (depth, quota) in self.line().enumerate() {
+        for (depth, quota) in self.self_and_ancestors().enumerate() {
             let limit = quota.limit.load(Ordering::Relaxed);
             let take =
                 |used: u64| used.checked_add(bytes).filter(|sum| bytes == 0 || *sum <= limit);
             let counter = quota.counter(kind);
             if counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
-                for taken in self.line().take(depth) {
+                for taken in self.self_and_ancestors().take(depth) {
                     taken.counter(kind).fetch_sub(bytes, Ordering::Relaxed);
                 }
                 self.refusals.fetch_add(1, Ordering::Relaxed);
@@ -129,21 +131,21 @@ impl Quota {
         Ok(())
     }
 
-    /// Takes bytes that are on the disk already, whether they fit or not.
+    /// Charges bytes that are on the disk already, even above the limit.
     fn force_charge(&self, kind: Kind, bytes: u64) {
-        for quota in self.line() {
+        for quota in self.self_and_ancestors() {
             quota.counter(kind).fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
     fn give_back(&self, kind: Kind, bytes: u64) {
-        for quota in self.line() {
+        for quota in self.self_and_ancestors() {
             quota.counter(kind).fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 }
 
-/// What a limited layer holds, object by object.
+/// The charges of a limited layer, by object.
 #[derive(Debug)]
 pub struct Ledger {
     quota: Arc<Quota>,
@@ -159,7 +161,7 @@ pub(crate) struct PendingRemoval {
     is_last_name: bool,
 }
 
-/// Bytes taken for a name that is being made; given back unless it was.
+/// The charge for a name that is being created; returned unless it is kept.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct NameCharge<'a> {
@@ -168,7 +170,7 @@ pub(crate) struct NameCharge<'a> {
 }
 
 impl NameCharge<'_> {
-    /// The name is there.
+    /// The name was created: keeps the charge.
     pub(crate) fn keep(mut self) {
         self.bytes = 0;
     }
@@ -185,8 +187,9 @@ fn name_bytes(kind: FileType) -> u64 {
 }
 
 impl Ledger {
-    /// The ledger of a layer, with what the layer, if it is on disk, holds already (after a restart). It may be more than the limit.
-    pub(crate) fn of(quota: Arc<Quota>, layer: Option<&Tree>) -> Result<Self> {
+    /// The ledger of a layer. Charges what the layer holds already, if it is on disk (after a restart), even above the
+    /// limit.
+    pub(crate) fn of(quota: Arc<Quota>, layer: Option<&RootedDir>) -> Result<Self> {
         let ledger = Self { quota, files: Mutex::default() };
         let mut pending = Vec::new();
         pending.extend(layer.map(|tree| (tree, PathBuf::new())));
@@ -213,7 +216,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// The budget it counts against.
+    /// The quota that it is charged to.
     pub fn quota(&self) -> &Quota {
         &self.quota
     }
@@ -223,14 +226,14 @@ impl Ledger {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what a name of an object of this kind costs.
+    /// Charges a name of an object of this kind.
     pub(crate) fn charge_name(&self, kind: FileType) -> Result<NameCharge<'_>> {
         let bytes = name_bytes(kind);
         self.quota.charge(Kind::Names, bytes)?;
         Ok(NameCharge { quota: &self.quota, bytes })
     }
 
-    /// Counts a name that is there whatever it costs.
+    /// Charges a name that exists already, even above the limit.
     pub(crate) fn count_name(&self, kind: FileType) {
         self.quota.force_charge(Kind::Names, name_bytes(kind));
     }
@@ -240,17 +243,17 @@ impl Ledger {
         Arc::new(FileAccount::new(Arc::clone(&self.quota)))
     }
 
-    /// The account of a file that is to have `bytes` of content; they are taken in advance.
+    /// The account of a copy with `bytes` of content, charged in advance.
     pub(crate) fn new_copy(&self, bytes: u64) -> Result<Arc<FileAccount>> {
         let file_use = FileAccount::new(Arc::clone(&self.quota));
-        file_use.expect(bytes)?;
+        file_use.reserve(bytes)?;
         Ok(Arc::new(file_use))
     }
 
     /// From now on this inode's account is that one.
-    pub(crate) fn enter(&self, ino: u64, file_use: Arc<FileAccount>) {
+    pub(crate) fn register(&self, ino: u64, file_use: Arc<FileAccount>) {
         let before = self.files().insert(ino, file_use);
-        drop(before); // outside the lock: an account gives back what it was charged when it goes
+        drop(before); // outside the lock: dropping an account returns its charge
     }
 
     /// The account of a file of the layer.
@@ -259,10 +262,10 @@ impl Ledger {
         Arc::clone(files.entry(ino).or_insert_with(|| self.new_file()))
     }
 
-    /// What stands at `path` of the layer and is to go from there; `None` if nothing does that counts.
+    /// The charge of the object at `path` that is about to be removed; `None` if it has none.
     pub(crate) fn pending_removal(
         &self,
-        layer: &Tree,
+        layer: &RootedDir,
         path: &Path,
     ) -> Result<Option<PendingRemoval>> {
         let stat = match layer.stat(path) {
@@ -280,7 +283,7 @@ impl Ledger {
         }))
     }
 
-    /// It has gone. A file that is still open keeps its account until it is closed.
+    /// Returns the charge of a removed object. A file that is still open keeps its account until it is closed.
     pub(crate) fn left(&self, leaving: &PendingRemoval) {
         self.quota.give_back(Kind::Names, name_bytes(leaving.kind));
         if leaving.kind == FileType::RegularFile && leaving.is_last_name {
@@ -307,7 +310,10 @@ mod tests {
         assert_eq!(child.charge(Kind::Content, 1), Err(Errno::DQUOT), "its own limit");
         assert_eq!(other.charge(Kind::Content, 41), Err(Errno::DQUOT), "its parent's");
         assert_eq!((parent.used(), child.used(), other.used()), (60, 60, 0));
-        assert_eq!((parent.left(), child.left(), other.left()), (Some(40), Some(0), Some(40)));
+        assert_eq!(
+            (parent.available(), child.available(), other.available()),
+            (Some(40), Some(0), Some(40))
+        );
         child.give_back(Kind::Content, 60);
         assert_eq!((parent.used(), child.used()), (0, 0));
     }
@@ -317,7 +323,7 @@ mod tests {
         let parent = quota(Some(100), None);
         let child = quota(Some(10), Some(&parent));
         child.charge(Kind::Content, 10).unwrap();
-        child.lift();
+        child.remove_limit();
         assert_eq!(child.charge(Kind::Content, 90), Ok(()));
         assert_eq!(child.charge(Kind::Content, 1), Err(Errno::DQUOT));
     }

@@ -7,11 +7,11 @@
 //! recursive removal of a directory walks by descriptors and has no limit.
 //!
 //! The key of the cache is the unparsed path, because splitting paths would cost more than all other work here. Code that
-//! renames or removes a directory must call [`Tree::forget`]. In a tree that other programs change, such as the base
-//! ([`Tree::shared`]), each use of a cached descriptor first checks that the path still leads to it, by one more system call.
+//! renames or removes a directory must call [`RootedDir::invalidate`]. In a tree that other programs change, such as the base
+//! ([`RootedDir::externally_modified`]), each use of a cached descriptor first checks that the path still leads to it, by one more system call.
 //!
-//! The root may be created later ([`Tree::absent`]); until then all paths are missing. The root of a layer is reopened when
-//! it is needed ([`Tree::reopened`]), so an unused branch has no open descriptor.
+//! The root may be created later ([`RootedDir::without_root`]); until then all paths are missing. The root of a layer is reopened when
+//! it is needed ([`RootedDir::reopened`]), so an unused branch has no open descriptor.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -29,16 +29,17 @@ use crate::descriptors::{Kept, Owner, open_directory, shared_directory, with_roo
 use crate::no_follow::PATH_BYTES_MAX;
 use crate::no_follow::{self, Refusal};
 
-/// Longest path that the kernel takes in one call: `PATH_MAX` without the terminating NUL.
+/// Longest path that the kernel accepts in one call: `PATH_MAX` without the terminating NUL.
 const KERNEL_PATH_BYTES_MAX: usize = 4095;
 
-/// Longest prefix that the store puts before such a path: `history/1795470613678/undone/layer-1795470613678/upper/`, and room.
+/// Longest prefix that the store adds to such a path: `history/1795470613678/undone/layer-1795470613678/upper/`, and
+/// reserve.
 const STORE_PREFIX_BYTES_MAX: usize = 64;
 
 /// Answer of the operating system.
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
-/// One entry of a directory as `getdents` gives it.
+/// One entry of a directory as `getdents` returns it.
 #[derive(Clone, Debug)]
 pub struct DirectoryEntry {
     /// Its name in the directory.
@@ -51,18 +52,18 @@ pub struct DirectoryEntry {
 
 /// A tree below one open directory.
 #[derive(Debug)]
-pub struct Tree {
+pub struct RootedDir {
     root: OnceLock<Root>,
-    /// Others move and remove directories in it.
-    is_shared: bool,
-    /// The directories that are kept open, by path. While one is open, no other gets its number.
+    /// Other programs may move and remove directories in it.
+    is_externally_modified: bool,
+    /// Directories that are kept open, by path. While one is open, its inode number is not reused.
     kept: Owner,
 }
 
 #[derive(Debug)]
 enum Root {
     Held(Arc<OwnedFd>),
-    /// Opened again when it is needed, at `path` below `above`; it must still be the same one.
+    /// Reopened when needed, at `path` below `above`; it must still be the same directory.
     Reopened {
         above: Arc<OwnedFd>,
         path: PathBuf,
@@ -70,30 +71,30 @@ enum Root {
     },
 }
 
-/// The name that the root is kept under.
+/// The name under which the root is kept.
 const ROOT: &str = "";
 
-impl Tree {
+impl RootedDir {
     /// Returns the tree below an open directory.
     pub fn new(root: OwnedFd) -> Self {
-        let tree = Self::absent();
+        let tree = Self::without_root();
         let _ = tree.root.set(Root::Held(Arc::new(root))); // it is empty
         tree
     }
 
-    /// A tree whose root is not there yet.
-    pub(crate) fn absent() -> Self {
-        Self { root: OnceLock::new(), is_shared: false, kept: Owner::new() }
+    /// A rooted directory whose root does not exist yet.
+    pub(crate) fn without_root() -> Self {
+        Self { root: OnceLock::new(), is_externally_modified: false, kept: Owner::new() }
     }
 
     /// The same, for a tree that other programs change, too.
-    pub(crate) fn shared(mut self) -> Self {
-        self.is_shared = true;
+    pub(crate) fn externally_modified(mut self) -> Self {
+        self.is_externally_modified = true;
         self
     }
 
-    /// The root is there from now on: the directory `name` of the layer in `layer`.
-    pub(crate) fn appear(&self, layer: &Path, name: &str) -> Result<()> {
+    /// Sets the root, which exists from now on: the directory `name` of the layer in `layer`.
+    pub(crate) fn set_root(&self, layer: &Path, name: &str) -> Result<()> {
         let (parent, layer) = (layer.parent(), layer.file_name());
         let (Some(parent), Some(layer)) = (parent, layer) else { return Err(Errno::INVAL) };
         let (above, path) = (shared_directory(parent)?, Path::new(layer).join(name));
@@ -104,8 +105,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Whether the root is there.
-    pub(crate) fn is_there(&self) -> bool {
+    /// Whether the root exists.
+    pub(crate) fn has_root(&self) -> bool {
         self.root.get().is_some()
     }
 
@@ -116,8 +117,8 @@ impl Tree {
 
     /// The directory `name` of the layer in `layer`, reached without following a symbolic link.
     pub(crate) fn reopened(layer: &Path, name: &str) -> Result<Self> {
-        let tree = Self::absent();
-        tree.appear(layer, name)?;
+        let tree = Self::without_root();
+        tree.set_root(layer, name)?;
         Ok(tree)
     }
 
@@ -141,14 +142,14 @@ impl Tree {
     }
 
     /// Closes the kept descriptors of `path` and everything below it.
-    pub(crate) fn forget(&self, path: &Path) {
+    pub(crate) fn invalidate(&self, path: &Path) {
         let path = path.as_os_str().as_bytes();
-        self.kept.forget(|kept| is_at_or_below(kept.as_bytes(), path));
+        self.kept.invalidate(|kept| is_at_or_below(kept.as_bytes(), path));
     }
 
     /// Closes all kept descriptors.
-    pub(crate) fn forget_all(&self) {
-        self.kept.forget(|_| true);
+    pub(crate) fn invalidate_all(&self) {
+        self.kept.invalidate(|_| true);
     }
 
     /// The directory at `path`, for use with calls that take a directory descriptor.
@@ -158,21 +159,22 @@ impl Tree {
         }
         check_total_length(path)?;
         if let Some(known) = self.kept.get(path.as_os_str()) {
-            if !self.is_shared || self.is_still(path, &known)? {
+            if !self.is_externally_modified || self.is_still(path, &known)? {
                 return Ok(known.file);
             }
-            self.forget(path);
+            self.invalidate(path);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let opened = open_beneath(&*self.root()?, path, flags)?;
-        let identity = if self.is_shared { identity(&stat_of(&opened)?) } else { (0, 0, 0) };
+        let identity =
+            if self.is_externally_modified { identity(&stat_of(&opened)?) } else { (0, 0, 0) };
         let directory = Arc::new(opened);
         self.kept.keep(path.as_os_str(), Kept { file: Arc::clone(&directory), identity });
         Ok(directory)
     }
 
-    /// Whether a path leads to a directory that was found there once. A symbolic link on the way that leads to the same
-    /// directory changes nothing: it was found beneath the root.
+    /// Whether a path still leads to the directory `known`. A symbolic link on the path to the same directory makes no
+    /// difference: the directory was found beneath the root.
     fn is_still(&self, path: &Path, known: &Kept) -> Result<bool> {
         match stat_in(&*self.root()?, path.as_os_str()) {
             Ok(stat) => Ok(identity(&stat) == known.identity),
@@ -195,7 +197,7 @@ impl Tree {
         stat_in(&parent, name)
     }
 
-    /// What `stat` says of a name in the directory at `path`.
+    /// The status of an entry of the directory at `path`.
     pub(crate) fn stat_entry(&self, path: &Path, name: &OsStr) -> Result<Statx> {
         stat_in(&*self.directory(path)?, name)
     }
@@ -203,7 +205,7 @@ impl Tree {
     /// Opens an existing object; never follows a link, never creates.
     pub fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd> {
         check_total_length(path)?;
-        if self.is_shared && !path.as_os_str().is_empty() {
+        if self.is_externally_modified && !path.as_os_str().is_empty() {
             let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             return open_beneath(&*self.root()?, path, flags);
         }
@@ -248,7 +250,7 @@ impl Tree {
         rustix::fs::mkdirat(&*parent, name, Mode::from_raw_mode(mode & 0o7777))
     }
 
-    /// Makes a special file; `mode` has the type.
+    /// Creates a special file; `mode` contains the type.
     pub(crate) fn make_node(&self, path: &Path, mode: u32, device: Dev) -> Result<()> {
         let (parent, name) = self.parent(path)?;
         let kind = FileType::from_raw_mode(mode);
@@ -283,7 +285,8 @@ impl Tree {
         )
     }
 
-    /// Renames inside the tree; cached descriptors below both names are dropped when `directory` says that one moves.
+    /// Renames within the root. If `directory` says that a directory moves, kept descriptors below both names are
+    /// closed.
     pub(crate) fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<()> {
         let (from_parent, from_name) = self.parent(from)?;
         let (to_parent, to_name) = self.parent(to)?;
@@ -296,12 +299,12 @@ impl Tree {
     }
 
     pub(crate) fn remove_directory(&self, path: &Path) -> Result<()> {
-        self.forget(path);
+        self.invalidate(path);
         let (parent, name) = self.parent(path)?;
         rustix::fs::unlinkat(&*parent, name, AtFlags::REMOVEDIR)
     }
 
-    /// Removes whatever is at `path`, with everything below it. Absent is success.
+    /// Removes the object at `path`, with everything below it. A missing object is success.
     pub(crate) fn remove_all(&self, path: &Path) -> Result<()> {
         self.remove_in_steps(path, &|| Ok(()))
     }
@@ -312,7 +315,7 @@ impl Tree {
         path: &Path,
         between: &dyn Fn() -> Result<()>,
     ) -> Result<()> {
-        self.forget(path);
+        self.invalidate(path);
         let (parent, name) = self.parent(path)?;
         remove_below(&parent, name, between)
     }
@@ -343,8 +346,8 @@ impl Tree {
         rustix::fs::utimensat(&*parent, name, times, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// A path that names the object itself for calls that take only paths (extended attributes).
-    fn named(&self, path: &Path) -> Result<(Arc<OwnedFd>, PathBuf)> {
+    /// A path that names the object itself, for calls that accept only paths (extended attributes).
+    fn parent_and_name(&self, path: &Path) -> Result<(Arc<OwnedFd>, PathBuf)> {
         let (parent, name) = self.parent(path)?;
         let mut through = descriptor_path(parent.as_fd());
         through.push(name);
@@ -352,11 +355,11 @@ impl Tree {
     }
 
     pub(crate) fn get_xattr(&self, path: &Path, name: &OsStr) -> Result<Vec<u8>> {
-        let (_parent, through) = self.named(path)?;
+        let (_parent, through) = self.parent_and_name(path)?;
         read_growing(|buffer| rustix::fs::lgetxattr(&through, name, buffer))
     }
 
-    /// As [`Self::get_xattr`]; `None` where the object does not have the attribute. Any other error says nothing about that.
+    /// As [`Self::get_xattr`]; `None` if the object does not have the attribute. Other errors are returned.
     pub(crate) fn find_xattr(&self, path: &Path, name: &OsStr) -> Result<Option<Vec<u8>>> {
         match self.get_xattr(path, name) {
             Ok(value) => Ok(Some(value)),
@@ -366,7 +369,7 @@ impl Tree {
     }
 
     pub(crate) fn list_xattrs(&self, path: &Path) -> Result<Vec<u8>> {
-        let (_parent, through) = self.named(path)?;
+        let (_parent, through) = self.parent_and_name(path)?;
         read_growing(|buffer| rustix::fs::llistxattr(&through, buffer))
     }
 
@@ -377,18 +380,18 @@ impl Tree {
         value: &[u8],
         flags: XattrFlags,
     ) -> Result<()> {
-        let (_parent, through) = self.named(path)?;
+        let (_parent, through) = self.parent_and_name(path)?;
         rustix::fs::lsetxattr(&through, name, value, flags)
     }
 
     pub(crate) fn remove_xattr(&self, path: &Path, name: &OsStr) -> Result<()> {
-        let (_parent, through) = self.named(path)?;
+        let (_parent, through) = self.parent_and_name(path)?;
         rustix::fs::lremovexattr(&through, name)
     }
 }
 
-/// Removes the object at `path` with everything below it, at any depth. Absent is success. No directory on the way to it
-/// may be a symbolic link.
+/// Removes the object at `path` with everything below it, at any depth. A missing object is success. No component of
+/// the path may be a symbolic link.
 pub fn remove_path(path: &Path) -> Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::INVAL);
@@ -403,14 +406,14 @@ pub fn remove_path(path: &Path) -> Result<()> {
 /// A directory that is being emptied.
 struct Emptied {
     name: OsString,
-    /// The directory that it is in, to be found again through `..`.
+    /// The parent directory, which must be found again through `..`.
     parent: (u32, u32, u64),
     /// Entries that are still there.
     entries: Vec<DirectoryEntry>,
 }
 
-/// Removes the entry `name` of the directory `top` with everything below it. Two descriptors are open at a time, whatever the
-/// depth: the way up leads through `..`, and each directory must be the one that was descended from.
+/// Removes the entry `name` of the directory `top` with everything below it. Two descriptors are open at a time,
+/// whatever the depth: the way up leads through `..`, and each directory must be the one that the walk came from.
 fn remove_below(top: &OwnedFd, name: &OsStr, between: &dyn Fn() -> Result<()>) -> Result<()> {
     let mut emptied: Vec<Emptied> = Vec::new();
     let mut here = with_room(|| rustix::io::fcntl_dupfd_cloexec(top, 0))?;
@@ -491,7 +494,7 @@ fn list_opened(opened: OwnedFd) -> Result<Vec<DirectoryEntry>> {
     Ok(entries)
 }
 
-/// By bytes: taking hundreds of long paths apart, as [`Path::starts_with`] does, costs milliseconds.
+/// Compares bytes: splitting hundreds of long paths, as [`Path::starts_with`] does, costs milliseconds.
 fn is_at_or_below(path: &[u8], ancestor: &[u8]) -> bool {
     let below = path.strip_prefix(ancestor);
     below.is_some_and(|rest| ancestor.is_empty() || rest.is_empty() || rest[0] == b'/')
@@ -508,7 +511,7 @@ fn open_root_at(above: &OwnedFd, path: &Path) -> Result<OwnedFd> {
     with_room(|| rustix::fs::openat2(above, path, flags, Mode::empty(), beneath()))
 }
 
-/// Opens a path, one that is longer than the kernel takes in one call in two.
+/// Opens a path; one that is too long for one call is opened in two.
 fn open_beneath(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd> {
     let bytes = path.as_os_str().as_bytes();
     let open = |at: &OwnedFd, path: &[u8], flags| {
@@ -524,7 +527,7 @@ fn open_beneath(root: &OwnedFd, path: &Path, flags: OFlags) -> Result<OwnedFd> {
     open(&above, &bytes[slash + 1..], flags)
 }
 
-/// Refuses a path that nothing in a branch may have.
+/// Refuses a path that is too long for an object of a branch.
 pub(crate) fn check_length(path: &Path) -> Result<()> {
     if path.as_os_str().len() > PATH_BYTES_MAX { Err(Errno::NAMETOOLONG) } else { Ok(()) }
 }
@@ -543,7 +546,7 @@ fn identity(stat: &Statx) -> (u32, u32, u64) {
     (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
 }
 
-/// What an open object is now.
+/// The present status of an open object.
 pub fn stat_of(file: impl AsFd) -> Result<Statx> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     rustix::fs::statx(file, "", flags, StatxFlags::BASIC_STATS)
@@ -598,7 +601,7 @@ mod tests {
     fn a_tree_deeper_than_any_path_and_any_stack_is_removed() {
         let directory = tempfile::tempdir().unwrap();
         make_deep(directory.path(), 20_000);
-        let tree = Tree::open_root(directory.path()).unwrap();
+        let tree = RootedDir::open_root(directory.path()).unwrap();
         // The thread has less stack than one call for each level would need.
         std::thread::scope(|scope| {
             let small = std::thread::Builder::new().stack_size(128 * 1024);
@@ -612,7 +615,7 @@ mod tests {
     fn a_path_longer_than_the_kernel_takes_is_refused_and_not_walked() {
         let directory = tempfile::tempdir().unwrap();
         make_deep(directory.path(), 3_000);
-        let tree = Tree::open_root(directory.path()).unwrap();
+        let tree = RootedDir::open_root(directory.path()).unwrap();
         let path: PathBuf = std::iter::repeat_n("dd", 2_000).collect();
         for outcome in [tree.stat(&path).map(drop), tree.list(&path).map(drop)] {
             assert_eq!(outcome, Err(Errno::NAMETOOLONG));
@@ -623,14 +626,14 @@ mod tests {
     #[test]
     fn forgetting_a_directory_forgets_what_is_below_it_and_nothing_beside_it() {
         let directory = tempfile::tempdir().unwrap();
-        let tree = Tree::open_root(directory.path()).unwrap();
+        let tree = RootedDir::open_root(directory.path()).unwrap();
         for path in ["a", "a/b", "ab"] {
             tree.make_directory(Path::new(path), 0o700).unwrap();
             tree.directory(Path::new(path)).unwrap();
         }
-        tree.forget(Path::new("a"));
+        tree.invalidate(Path::new("a"));
         assert_eq!(tree.kept.names(), ["ab"]);
-        tree.forget(Path::new(""));
+        tree.invalidate(Path::new(""));
         assert!(tree.kept.names().is_empty());
     }
 

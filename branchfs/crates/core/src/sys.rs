@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
-/// A private, read-only mount of the directory `directory`, reachable through the returned descriptor alone. What is
-/// mounted below the directory is not in it. Whatever is opened beneath it cannot be written: `EROFS`.
+/// A private, read-only mount of the directory `directory`, reachable only through the returned descriptor. It does not
+/// contain mounts below the directory. Opening for writing beneath it fails with `EROFS`.
 ///
 /// Fails with `EPERM` without the privilege to mount, and with `ENOSYS` before Linux 5.12.
 pub(crate) fn read_only_clone(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> {
@@ -31,7 +31,7 @@ struct MountAttributes {
     userns_fd: u64,
 }
 
-/// Makes the mount read-only whose root `mount` is, or writable again. Other mounts of its file system stay as they are.
+/// Makes the mount with the root `mount` read-only or writable. Other mounts of its file system do not change.
 pub(crate) fn set_mount_read_only(mount: BorrowedFd<'_>, is_read_only: bool) -> Result<(), Errno> {
     const MOUNT_ATTR_RDONLY: u64 = 1;
     let (attr_set, attr_clr) =
@@ -52,10 +52,10 @@ pub(crate) fn set_mount_read_only(mount: BorrowedFd<'_>, is_read_only: bool) -> 
     if result == 0 { Ok(()) } else { Err(last_error()) }
 }
 
-/// Whether anybody has the inode of `file` open for writing, or mapped writable through a descriptor that is closed by
-/// now; `None` where that cannot be found out. `file` itself must be read-only. `owner` is the file's owner.
+/// Whether a process has the inode of `file` open for writing, or mapped writable through a descriptor that is closed
+/// by now; `None` if that cannot be determined. `file` itself must be read-only. `owner` is the file's owner.
 ///
-/// The kernel grants a read lease exactly where nobody can write. Without `CAP_LEASE` only an owner may ask.
+/// The kernel grants a read lease only if no process can write. Without `CAP_LEASE` only the owner may request one.
 pub fn is_being_written(file: BorrowedFd<'_>, owner: u32) -> Option<bool> {
     let ask = || {
         // SAFETY: F_SETLEASE takes a number.
@@ -83,10 +83,10 @@ pub fn is_being_written(file: BorrowedFd<'_>, owner: u32) -> Option<bool> {
     }
 }
 
-/// Opens the object that the handle `bytes` of a file system's own type `kind` names, for looking at it alone. `on` is an
-/// open directory of that file system.
+/// Opens the object that the handle `bytes` of a file system's own type `kind` names, with `O_PATH`. `on` is an open
+/// directory of that file system.
 ///
-/// Fails with `ESTALE` where the object is gone, and with `EPERM` without `CAP_DAC_READ_SEARCH`.
+/// Fails with `ESTALE` if the object is gone, and with `EPERM` without `CAP_DAC_READ_SEARCH`.
 pub(crate) fn open_by_handle(on: impl AsFd, kind: i32, bytes: &[u8]) -> Result<OwnedFd, Errno> {
     /// `struct file_handle` of `open_by_handle_at(2)`, with room for the longest handle there is.
     #[repr(C)]

@@ -37,6 +37,6 @@ pub(crate) use own_changes::{OwnCtimeChanges, PendingUnlink};
 pub(crate) use plan::{Item, Plan, Request, Rest, What, plan};
 pub(crate) use snapshot_layer::build_snapshot_layer;
 pub(crate) use step::{Location, Metadata, TransactionRoots, set_metadata, times_of};
-pub(crate) use undo_plan::{UndoRequest, reverse};
+pub(crate) use undo_plan::{UndoRequest, plan_undo};
 
 use step::Step;

@@ -40,7 +40,7 @@ use crate::write_set::{Fingerprint, Read};
 
 pub use attr::kill_privileges_of;
 pub(crate) use changed_paths::ChangedPaths;
-pub use copy_up::Content as CopiedContent;
+pub use copy_up::CopyData as CopiedContent;
 pub use handles::Handles;
 pub use modify::{New, Owner};
 use nodes::Node;
@@ -64,21 +64,22 @@ pub struct View {
     pub nodes: Nodes,
     /// The open files.
     pub handles: Handles,
-    /// What makes the offsets of a listing of its names.
+    /// The key of the hash that gives names their offsets in listings.
     offsets: RandomState,
-    /// Nodes that somebody may write to through a mapping.
+    /// Nodes that may be written through a mapping.
     mapped: HashSet<NodeIndex>,
     /// Big files may be copied up in part.
     pub(crate) copies_in_part: Arc<AtomicBool>,
     pending: Option<Pending>,
 }
 
-/// Why a view gets another stack of layers.
+/// Why a view gets a new layer stack.
 #[derive(Clone, Copy)]
-pub(crate) enum Restacking<'w> {
+pub(crate) enum LayerReplacement<'w> {
     /// A child was committed into the branch: its layers are the top.
     Committed,
-    /// Layers below changed, and the view shows the same as before: only at these paths of the base if some are given.
+    /// Layers below changed, and the view still shows the same. With paths: only objects at these paths of the base are
+    /// looked up again.
     Same(Option<&'w [Arc<ChangedPaths>]>),
 }
 
@@ -87,14 +88,14 @@ pub(crate) enum Restacking<'w> {
 #[derive(Debug)]
 struct Pending {
     layers: Vec<Arc<Layer>>,
-    /// As in [`Restacking::Same`].
+    /// As in [`LayerReplacement::Same`].
     changed: Option<Vec<Arc<ChangedPaths>>>,
 }
 
-/// A node, and one of its names, that the kernel may hold an outdated answer for.
+/// A node, and one of its names, for which the kernel may have an outdated answer.
 pub(crate) type Outdated = (NodeIndex, Option<(NodeIndex, OsString)>);
 
-/// What a merged lookup found.
+/// The result of a merged lookup.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) kind: FileType,
@@ -121,12 +122,12 @@ impl View {
         }
     }
 
-    /// The layer that takes changes.
+    /// The top layer.
     pub fn top(&self) -> Arc<Layer> {
         Arc::clone(&self.layers[0])
     }
 
-    /// Looks `name` up in a directory and remembers its node. The caller takes the kernel's reference.
+    /// Looks up `name` in a directory and counts a lookup of its node: the kernel gets a reference.
     pub fn lookup(
         &mut self,
         parent: NodeIndex,
@@ -143,13 +144,13 @@ impl View {
             }
         }
         let attributes = found.attributes;
-        Ok(Some((self.enter(parent, name, found), attributes)))
+        Ok(Some((self.intern(parent, name, found), attributes)))
     }
 
-    /// The node for something found: the one that is known under that name or by that inode, or a new one.
-    fn enter(&mut self, parent: NodeIndex, name: &OsStr, found: Found) -> NodeIndex {
+    /// The node for a lookup result: the one known by that name or that inode, or a new one.
+    fn intern(&mut self, parent: NodeIndex, name: &OsStr, found: Found) -> NodeIndex {
         let known = self.nodes.child(parent, name);
-        if let Some(index) = known.filter(|index| self.same(*index, &found)) {
+        if let Some(index) = known.filter(|index| self.is_same_object(*index, &found)) {
             return index;
         }
         let linked = found.inode.and_then(|inode| self.nodes.by_inode(inode));
@@ -170,7 +171,7 @@ impl View {
         index
     }
 
-    /// Whether the node that has the inode of something found under another name is that object.
+    /// Whether a node with the inode of an object that was found under another name is that object.
     fn is_other_name(&self, index: NodeIndex, found: &Found) -> bool {
         // In main others rename, remove and make files: an inode with one link has no other name any more.
         let is_linked = !self.layers[0].is_base() || found.attributes.nlink > 1;
@@ -180,7 +181,7 @@ impl View {
         })
     }
 
-    /// A name of a file means another object now.
+    /// Takes a name of a file that means another object now from its node.
     fn supersede_name(&mut self, parent: NodeIndex, name: &OsStr) {
         let node = self.nodes.child(parent, name).and_then(|index| self.nodes.get(index).ok());
         let Some(node) = node else { return };
@@ -191,7 +192,7 @@ impl View {
         self.nodes.split_node(parent, name, place);
     }
 
-    /// Takes all names from a node whose object is not what they lead to any more.
+    /// Removes all names from a node whose names now lead to another object.
     pub(crate) fn supersede_names(&mut self, index: NodeIndex) {
         let names = self.nodes.get(index).map(|node| node.names.clone()).unwrap_or_default();
         for (parent, name) in names {
@@ -199,7 +200,7 @@ impl View {
         }
     }
 
-    fn same(&self, index: NodeIndex, found: &Found) -> bool {
+    fn is_same_object(&self, index: NodeIndex, found: &Found) -> bool {
         let Ok(node) = self.nodes.get(index) else {
             return false;
         };
@@ -234,12 +235,12 @@ impl View {
         }
     }
 
-    /// What the branch has under `name` in a directory.
+    /// Looks up `name` in a directory of the branch.
     pub(crate) fn find(&self, parent: NodeIndex, name: &OsStr) -> Result<Option<Found>> {
         self.find_in(&self.sources(parent)?, name)
     }
 
-    /// What the layers below the top one have under `name`: what a change there must hide.
+    /// Looks up `name` in the layers below the top one: the object that a change must hide.
     pub(crate) fn find_below(&self, parent: NodeIndex, name: &OsStr) -> Result<Option<Found>> {
         match &self.nodes.get(parent)?.place {
             NodeLocation::Directory { lowers, .. } if !lowers.is_empty() => {
@@ -309,7 +310,7 @@ impl View {
         self.layers.last().is_some_and(|last| last.id == layer.id)
     }
 
-    /// The directories that `path` names in the layers below `layer`, as a redirect asks for.
+    /// Resolves `path` in the layers below `layer`, as a redirect requires.
     fn resolve_below(&self, layer: &Layer, path: &Path) -> Result<Vec<LayerPath>> {
         let position =
             self.layers.iter().position(|other| other.id == layer.id).ok_or(Errno::IO)?;
@@ -343,19 +344,19 @@ impl View {
         })
     }
 
-    /// Attributes of an object that is no directory: names that layers above hide are no links.
+    /// Attributes of an object other than a directory. Names that upper layers hide do not count as links.
     pub(crate) fn object_attributes(&self, stat: &Statx, layer: &Layer) -> Attributes {
         let mut found = attributes(stat, layer);
         if stat.stx_nlink > 1 {
             let above = self.layers.iter().take_while(|other| other.id != layer.id);
             let hidden: u32 =
-                above.map(|other| other.hidden_links((layer.origin, stat.stx_ino))).sum();
+                above.map(|other| other.hard_links().hidden((layer.origin, stat.stx_ino))).sum();
             found.nlink = found.nlink.saturating_sub(hidden);
         }
         found
     }
 
-    /// Where a node's content is now: layer and path. `ENOENT` for orphans.
+    /// The layer and path of a node's content. `ENOENT` for orphans.
     pub fn locate(&self, index: NodeIndex) -> Result<LayerPath> {
         match &self.nodes.get(index)?.place {
             NodeLocation::Directory { upper: true, .. } | NodeLocation::Upper => {
@@ -369,14 +370,14 @@ impl View {
         }
     }
 
-    /// A descriptor of an orphan that somebody has open.
+    /// The open descriptor of an orphan.
     pub(crate) fn open_file_of(&self, index: NodeIndex) -> Option<Arc<OwnedFd>> {
         let node = self.nodes.get(index).ok()?;
         node.handles.iter().find_map(|handle| self.handles.file(*handle).ok())
     }
 
-    /// Replaces the stack of layers before the view is used next ([`Self::catch_up`]). It shows the same as before.
-    pub(crate) fn restack_later(
+    /// Replaces the layer stack before the view is used next ([`Self::catch_up`]). The view shows the same as before.
+    pub(crate) fn replace_layers_later(
         &mut self,
         layers: Vec<Arc<Layer>>,
         changed: Option<&Arc<ChangedPaths>>,
@@ -389,19 +390,19 @@ impl View {
         self.pending = Some(Pending { layers, changed });
     }
 
-    /// Carries out what [`Self::restack_later`] has left.
+    /// Applies pending replacements of the layer stack.
     pub(crate) fn catch_up(&mut self) {
         if let Some(Pending { layers, changed }) = self.pending.take() {
-            self.restack(layers, Restacking::Same(changed.as_deref()));
+            self.replace_layers(layers, LayerReplacement::Same(changed.as_deref()));
         }
     }
 
     /// Replaces the stack of layers. Returns the nodes and names that were looked up again: the kernel may hold outdated
     /// answers for them. A name that means another object than before gets a new node when it is looked up next.
-    pub(crate) fn restack(
+    pub(crate) fn replace_layers(
         &mut self,
         layers: Vec<Arc<Layer>>,
-        reason: Restacking<'_>,
+        reason: LayerReplacement<'_>,
     ) -> Vec<Outdated> {
         let old_top = self.top();
         self.layers = layers;
@@ -420,7 +421,7 @@ impl View {
         while let Some((parent, directory, is_there)) = pending.pop() {
             for (index, name) in children.remove(&parent).unwrap_or_default() {
                 let old_path = directory.join(&name);
-                if matches!(reason, Restacking::Same(Some(changed)) if !self.is_over(index, changed))
+                if matches!(reason, LayerReplacement::Same(Some(changed)) if !self.is_over(index, changed))
                 {
                     pending.push((index, old_path, is_there));
                     continue;
@@ -466,7 +467,7 @@ impl View {
         outdated
     }
 
-    /// Whether a node shows something of the base at a path where that has changed.
+    /// Whether a node shows an object of the base at a path that changed.
     fn is_over(&self, index: NodeIndex, changed: &[Arc<ChangedPaths>]) -> bool {
         let is_changed = |at: &LayerPath| {
             at.layer.is_base() && changed.iter().any(|changed| changed.changes(&at.path))
@@ -478,16 +479,16 @@ impl View {
         }
     }
 
-    /// The branch read this path of its snapshot. Only noted where the policy asks for it.
+    /// Records a read of a path of the snapshot, if the policy needs it.
     fn record_read(&self, path: &Path, read: Read) -> Result<()> {
         self.layers[0].record_read(path, read)
     }
 
-    /// A name was looked up in vain: noted under its path in the snapshot.
+    /// Records a negative lookup under its path in the snapshot.
     fn note_missing(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
         match &self.nodes.get(parent)?.place {
             NodeLocation::Directory { lowers, .. } => match lowers.first() {
-                Some(below) => self.record_read(&below.path.join(name), Read::Missing),
+                Some(below) => self.record_read(&below.path.join(name), Read::NegativeLookup),
                 None => Ok(()), // new in this branch, with all that is in it
             },
             _ => Ok(()),
@@ -495,35 +496,35 @@ impl View {
     }
 }
 
-/// Whether a node stays the node of its name, where `found` is what the name means now, and `before` was its object.
-fn is_kept(node: &Node, before: &LayerPath, found: &Found, reason: &Restacking<'_>) -> bool {
+/// Whether a node keeps its name. `found` is the object that the name means now, `before` was the node's object.
+fn is_kept(node: &Node, before: &LayerPath, found: &Found, reason: &LayerReplacement<'_>) -> bool {
     if node.kind != found.kind || node.kind == FileType::Directory {
         return node.kind == found.kind;
     }
     match (reason, &found.place) {
-        (Restacking::Committed, NodeLocation::Lower(at)) => {
+        (LayerReplacement::Committed, NodeLocation::Lower(at)) => {
             (at.layer.id, &at.path) == (before.layer.id, &before.path)
         }
-        (Restacking::Committed, _) => false,
+        (LayerReplacement::Committed, _) => false,
         // Its content is the same, unless others changed it in the base.
-        (Restacking::Same(_), _) => match (node.identity, found.identity) {
+        (LayerReplacement::Same(_), _) => match (node.identity, found.identity) {
             (Some(before), Some(now)) => before.has_content_of(&now),
             (before, now) => before == now,
         },
     }
 }
 
-/// The root is a directory of every layer that is there.
+/// The root directory, merged from all layers that exist.
 fn root_place(layers: &[Arc<Layer>]) -> NodeLocation {
     let lowers = layers[1..]
         .iter()
-        .filter(|layer| layer.is_made())
+        .filter(|layer| layer.is_created())
         .map(|layer| LayerPath { layer: Arc::clone(layer), path: PathBuf::new() })
         .collect();
-    NodeLocation::Directory { upper: layers[0].is_made(), lowers }
+    NodeLocation::Directory { upper: layers[0].is_created(), lowers }
 }
 
-/// Directories of several layers under one name, as they are found from the top down.
+/// Directories of several layers under one name, collected from the top down.
 struct Merged {
     upper: bool,
     lowers: Vec<LayerPath>,
@@ -571,7 +572,7 @@ pub(crate) fn attributes(stat: &Statx, layer: &Layer) -> Attributes {
         mtime: time(stat.stx_mtime),
         ctime: time(stat.stx_ctime),
         mode: u32::from(stat.stx_mode),
-        nlink: layer.shown_links(stat.stx_ino, stat.stx_nlink),
+        nlink: layer.hard_links().shown(stat.stx_ino, stat.stx_nlink),
         uid: stat.stx_uid,
         gid: stat.stx_gid,
         rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),

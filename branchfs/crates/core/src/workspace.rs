@@ -55,7 +55,7 @@ use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::lazy_copy_up;
 use crate::mount::{Mount, ViewId};
-use crate::rooted_dir::Tree;
+use crate::rooted_dir::RootedDir;
 use crate::transaction::Change;
 
 pub use crate::ids::{BranchId, MAIN_BRANCH};
@@ -66,7 +66,7 @@ pub use history::{PastInfo, UndoDirection, UndoResult};
 use background::Background;
 use branch_log::{BranchLog, Record};
 pub use branch_log::{DRAFT, LOG, is_cut_off};
-use branch_table::{Branch, BranchTable, Branches, below, children_of, info};
+use branch_table::{Branch, BranchTable, Branches, children_of, descendants, info};
 use ctime_log::CtimeLog;
 use driver_sync::Drivers;
 pub use external_store::Located;
@@ -80,7 +80,7 @@ pub use store_directory::LOG_FILES;
 pub use store_directory::{
     FORMAT, Recovering, is_interrupted, lock_for_check, store_at, trim_trailing_zeros,
 };
-use store_directory::{Lock, TimesGuard, discard};
+use store_directory::{Lock, TimesGuard, remove_new_store};
 use transaction_engine::TransactionEngine;
 
 /// What happens to the siblings of a committed branch.
@@ -159,7 +159,7 @@ pub struct BranchInfo {
     pub disk_limit: Option<u64>,
     /// Bytes that it and its children have added, where that is limited.
     pub disk_used: Option<u64>,
-    /// How often it was refused more since the daemon started.
+    /// The number of requests that the disk limit refused since the daemon started.
     pub disk_refusals: Option<u64>,
 }
 
@@ -216,7 +216,7 @@ impl Workspace {
         let owner = (base_metadata.uid(), base_metadata.gid());
         let places = StoreLayout::of(&base_path, store)?;
         let mut directories = vec![&places.store];
-        directories.extend(Some(&places.home).filter(|_| places.is_elsewhere()));
+        directories.extend(Some(&places.base_store).filter(|_| places.is_external()));
         let made: Vec<&PathBuf> =
             directories.iter().copied().filter(|path| !path.exists()).collect();
         let waits = !settings.is_recovery;
@@ -231,7 +231,7 @@ impl Workspace {
             // A refused mount leaves nothing behind; the first error is reported.
             for path in made {
                 let _ = TimesGuard::of(&base_path)
-                    .and_then(|keep| discard(path).and_then(|()| keep.restore()));
+                    .and_then(|keep| remove_new_store(path).and_then(|()| keep.restore()));
             }
         }
         opened
@@ -268,32 +268,36 @@ impl Workspace {
         let canonical = |path: &Path| fs::canonicalize(path).at(path);
         let places = StoreLayout {
             store: canonical(&places.store)?,
-            home: canonical(&places.home)?,
+            base_store: canonical(&places.base_store)?,
             ..places
         };
-        places.pair(&base_path, owner)?;
-        let StoreLayout { store: store_path, home: home_path, is_foreign } = places;
-        let open = |path: &Path| Tree::open_root(path).at(path);
-        let writable = open(&base_path)?.shared();
+        places.link_pair(&base_path, owner)?;
+        let StoreLayout {
+            store: store_path,
+            base_store: base_store_path,
+            on_other_filesystem: is_foreign,
+        } = places;
+        let open = |path: &Path| RootedDir::open_root(path).at(path);
+        let writable = open(&base_path)?.externally_modified();
         // Lower layers are reached through a read-only mount: a mistake would be EROFS, not a changed base.
         let root = writable.root().at(&base_path)?;
         let lower = match crate::sys::read_only_clone(root.as_fd()) {
-            Ok(root) => Tree::new(root).shared(),
-            Err(_) => open(&base_path)?.shared(), // without the privilege to mount; views never write lower layers by design
+            Ok(root) => RootedDir::new(root).externally_modified(),
+            Err(_) => open(&base_path)?.externally_modified(), // without the privilege to mount; views never write lower layers by design
         };
         let namespace = store_directory::choose_xattr_namespace(
             &store_path,
             probe::probe(&store_path, owner)?,
             owner,
         )?;
-        if home_path != store_path {
-            probe::probe(&home_path, owner)?; // commits are carried out there
+        if base_store_path != store_path {
+            probe::probe(&base_store_path, owner)?; // commits are carried out there
         }
-        let duplicate = |tree: &Tree| tree.root().and_then(rustix::io::dup).at(&base_path);
-        let disk_roots = (duplicate(&writable)?, duplicate(&open(&home_path)?)?);
+        let duplicate = |tree: &RootedDir| tree.root().and_then(rustix::io::dup).at(&base_path);
+        let disk_roots = (duplicate(&writable)?, duplicate(&open(&base_store_path)?)?);
         let (records, loaded) = BranchLog::open(&store_path, owner)?;
         let mount = Arc::new(Mount::new(Arc::new(Layer::base(writable))));
-        let turn = Arc::new(Mutex::new(()));
+        let transaction_lock = Arc::new(Mutex::new(()));
         let store = Arc::new(Store {
             records: Arc::new(records),
             owner,
@@ -302,9 +306,9 @@ impl Workspace {
             settings,
             lock_file,
             _home_lock: locks.next(),
-            ctime_log: CtimeLog::new(Arc::clone(&turn), home_path.clone(), owner),
-            home_path,
-            is_foreign,
+            ctime_log: CtimeLog::new(Arc::clone(&transaction_lock), base_store_path.clone(), owner),
+            base_store_path,
+            on_other_filesystem: is_foreign,
             background: Background::new(Arc::clone(&mount.fail_stop)),
             last_number: AtomicU64::new(0),
             base_path,
@@ -312,7 +316,7 @@ impl Workspace {
         });
         let driver = Arc::new(Drivers::default());
         let table = Arc::new(BranchTable::new(mount, Arc::clone(&store), Arc::clone(&driver)));
-        let engine = TransactionEngine::new(Arc::clone(&table), turn, disk_roots);
+        let engine = TransactionEngine::new(Arc::clone(&table), transaction_lock, disk_roots);
         let mut workspace = Self { store, driver, table, engine, recovery: Vec::new() };
         let recovered = recover(&workspace, loaded);
         // After it: recovery may need the last block of a full disk.
@@ -400,9 +404,9 @@ impl Workspace {
         self.table.list()
     }
 
-    /// Whether journal and history are not where the branches are.
-    pub fn is_elsewhere(&self) -> bool {
-        self.store.is_elsewhere()
+    /// Whether the store is external.
+    pub fn is_external(&self) -> bool {
+        self.store.is_external()
     }
 
     /// Aborts a branch and its children. Returns immediately; space is freed in the background.
@@ -435,8 +439,7 @@ impl Workspace {
     /// # Errors
     /// `Io`: the store is left where it is then.
     pub fn close(&self) -> Result<(), Error> {
-        let _turn = self.engine.take_turn();
-        self.driver.current().end();
+        let _transaction_lock = self.engine.lock_transactions();
         self.store.mark_closed()?;
         if self.engine.fail_stop.check().is_err() {
             return Ok(()); // recovery needs all of it

@@ -59,7 +59,7 @@ impl Fingerprint {
         self.kind == DIRECTORY
     }
 
-    /// Whether the content can be taken for the same: renames, links and other modes change the ctime alone.
+    /// Whether the content can be assumed to be equal: renames, links and changes of mode change only the ctime.
     pub(crate) fn has_content_of(&self, other: &Self) -> bool {
         (self.kind, self.ino, self.size, self.mtime)
             == (other.kind, other.ino, other.size, other.mtime)
@@ -67,12 +67,12 @@ impl Fingerprint {
 
     /// Returns whether `now` is the recorded state. For a directory only the inode is compared: its times change with its
     /// entries, which are compared separately.
-    pub(crate) fn still(&self, now: &Self) -> bool {
+    pub(crate) fn matches(&self, now: &Self) -> bool {
         if self.is_directory() { (self.kind, self.ino) == (now.kind, now.ino) } else { self == now }
     }
 }
 
-/// What a path of the base must still be at commit.
+/// The state that a path of the base must still have at commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Precondition {
     Absent,
@@ -89,7 +89,7 @@ enum Record {
     Origin { ino: u64, shown: Option<u64> },
 }
 
-/// A file that is appended to, and made with the first line. Its descriptor is kept as long as there is room for it.
+/// A file that is appended to, created with the first line. Its descriptor is kept open as long as there is room.
 #[derive(Debug)]
 struct Log {
     path: PathBuf,
@@ -133,11 +133,11 @@ impl Log {
 #[derive(Debug)]
 pub(crate) struct WriteSet(Log);
 
-/// What a log holds.
+/// The content of a write set.
 #[derive(Debug, Default)]
 pub(crate) struct WriteSetContents {
     /// The first record of each path.
-    pub(crate) seen: BTreeMap<PathBuf, Precondition>,
+    pub(crate) preconditions: BTreeMap<PathBuf, Precondition>,
     /// Inode number in the layer -> inode number shown.
     pub(crate) origins: HashMap<u64, u64>,
     /// Inode number in the layer -> number of links shown, where it differs from the number of names in the layer.
@@ -152,8 +152,8 @@ impl WriteSet {
         Self(Log::new(path))
     }
 
-    /// Opens the log for appending. What a crash left behind the last whole line goes: a record appended to it would be
-    /// lost, and all that follow it.
+    /// Opens the log for appending. Removes an incomplete line that a crash left at the end: a record appended to it
+    /// would be lost, and all that follow.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let mut log = Log::open(path)?;
         if !log.is_made {
@@ -183,7 +183,7 @@ impl WriteSet {
                 Record::Path { path, seen } => {
                     let Some(path) = from_hex(&path) else { break };
                     loaded
-                        .seen
+                        .preconditions
                         .entry(path)
                         .or_insert(seen.map_or(Precondition::Absent, Precondition::Present));
                 }
@@ -245,7 +245,11 @@ impl WriteSet {
         Ok(())
     }
 
-    pub(crate) fn seen(&mut self, path: &Path, expected: Precondition) -> Result<(), Errno> {
+    pub(crate) fn record_precondition(
+        &mut self,
+        path: &Path,
+        expected: Precondition,
+    ) -> Result<(), Errno> {
         let seen = match expected {
             Precondition::Absent => None,
             Precondition::Present(identity) => Some(identity),
@@ -265,7 +269,7 @@ impl WriteSet {
         self.append(&Record::Hidden { layer, lower, hidden })
     }
 
-    pub(crate) fn forget(&mut self, ino: u64) -> Result<(), Errno> {
+    pub(crate) fn record_removed(&mut self, ino: u64) -> Result<(), Errno> {
         self.append(&Record::Origin { ino, shown: None })
     }
 
@@ -276,8 +280,8 @@ impl WriteSet {
         rustix::fs::fdatasync(&*self.0.append().map_err(|error| errno(&error))?)
     }
 
-    /// One `write`, so that records of a crash are whole but for the last. A full disk may take half a line: that half
-    /// is taken back, or it would end the log for every later reader.
+    /// One `write`, so that a crash can only leave the last record incomplete. A full disk may take half a line; that
+    /// half is removed, because later readers would stop there.
     fn append(&mut self, record: &Record) -> Result<(), Errno> {
         let mut line = serde_json::to_vec(record).map_err(|_| Errno::IO)?;
         line.push(b'\n');
@@ -307,7 +311,7 @@ fn is_whole(line: &[u8]) -> bool {
     line.ends_with(b"\n") && serde_json::from_slice::<Record>(line).is_ok()
 }
 
-/// What a branch read at a path of its snapshot (S7).
+/// How a branch read a path of its snapshot (S7).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Read {
@@ -315,8 +319,9 @@ pub(crate) enum Read {
     Content,
     /// A directory was listed.
     Names,
-    /// A name was looked up in vain.
-    Missing,
+    /// A name was looked up and not found.
+    #[serde(rename = "missing")]
+    NegativeLookup,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -337,7 +342,7 @@ impl ReadSet {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let noted = Self::load(path)?.into_iter().collect();
         let mut log = Log::open(path)?;
-        log.append()?; // that it is there says that reads are noted, though there were none
+        log.append()?; // the file shows that reads are recorded, even if there were none
         Ok(Self { log, noted })
     }
 
@@ -364,7 +369,7 @@ impl ReadSet {
         Ok(())
     }
 
-    pub(crate) fn note(&mut self, path: &Path, read: Read) -> Result<(), Errno> {
+    pub(crate) fn record(&mut self, path: &Path, read: Read) -> Result<(), Errno> {
         if self.noted.contains(&(path.to_path_buf(), read)) {
             return Ok(());
         }
@@ -372,7 +377,7 @@ impl ReadSet {
     }
 }
 
-/// A path as hexadecimal digits of its bytes: JSON text cannot hold bytes outside UTF-8.
+/// A path as hexadecimal digits, because JSON text cannot hold bytes outside UTF-8.
 pub(crate) fn to_hex(path: &Path) -> String {
     use std::fmt::Write as _;
     path.as_os_str().as_bytes().iter().fold(String::new(), |mut text, byte| {
@@ -417,13 +422,13 @@ mod tests {
         let path = directory.path().join("writes");
         let mut log = WriteSet::open(&path).unwrap();
         let odd = Path::new(std::ffi::OsStr::from_bytes(b"a\xff\n"));
-        log.seen(odd, Precondition::Present(identity(1))).unwrap();
-        log.seen(odd, Precondition::Absent).unwrap();
+        log.record_precondition(odd, Precondition::Present(identity(1))).unwrap();
+        log.record_precondition(odd, Precondition::Absent).unwrap();
         log.origin(10, 7).unwrap();
         log.origin(11, 8).unwrap();
-        log.forget(11).unwrap();
+        log.record_removed(11).unwrap();
         let loaded = WriteSet::load(&path).unwrap();
-        assert_eq!(loaded.seen.get(odd), Some(&Precondition::Present(identity(1))));
+        assert_eq!(loaded.preconditions.get(odd), Some(&Precondition::Present(identity(1))));
         assert_eq!(loaded.origins, HashMap::from([(10, 7)]));
     }
 
@@ -432,18 +437,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("writes");
         let mut log = WriteSet::open(&path).unwrap();
-        log.seen(Path::new("whole"), Precondition::Absent).unwrap();
-        log.seen(Path::new("torn"), Precondition::Absent).unwrap();
+        log.record_precondition(Path::new("whole"), Precondition::Absent).unwrap();
+        log.record_precondition(Path::new("torn"), Precondition::Absent).unwrap();
         let length = std::fs::metadata(&path).unwrap().len();
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length - 4).unwrap();
         let loaded = WriteSet::load(&path).unwrap();
-        assert_eq!(loaded.seen.keys().collect::<Vec<_>>(), [Path::new("whole")]);
+        assert_eq!(loaded.preconditions.keys().collect::<Vec<_>>(), [Path::new("whole")]);
         // What is appended after the next start is found again.
         let mut log = WriteSet::open(&path).unwrap();
-        log.seen(Path::new("later"), Precondition::Absent).unwrap();
+        log.record_precondition(Path::new("later"), Precondition::Absent).unwrap();
         let loaded = WriteSet::load(&path).unwrap();
         assert_eq!(
-            loaded.seen.keys().collect::<Vec<_>>(),
+            loaded.preconditions.keys().collect::<Vec<_>>(),
             [Path::new("later"), Path::new("whole")]
         );
     }
@@ -453,12 +458,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("writes");
         let mut log = WriteSet::open(&path).unwrap();
-        log.seen(Path::new("whole"), Precondition::Absent).unwrap();
+        log.record_precondition(Path::new("whole"), Precondition::Absent).unwrap();
         for garbage in [&b"\xff\xfe\xfd"[..], b"\0\0\0\0", b"{\"path\":\"6\",", b"\xff\n\n"] {
             let good = std::fs::read(&path).unwrap();
             std::fs::write(&path, [&good, garbage].concat()).unwrap();
             let loaded = WriteSet::load(&path).unwrap();
-            assert_eq!(loaded.seen.keys().collect::<Vec<_>>(), [Path::new("whole")]);
+            assert_eq!(loaded.preconditions.keys().collect::<Vec<_>>(), [Path::new("whole")]);
             let mut log = WriteSet::open(&path).unwrap();
             log.origin(1, 2).unwrap();
             assert_eq!(WriteSet::load(&path).unwrap().origins, HashMap::from([(1, 2)]));
@@ -479,11 +484,12 @@ mod tests {
         let path = directory.path().join("writes");
         let mut log = WriteSet::open(&path).unwrap();
         let name = |number: usize| std::path::PathBuf::from(format!("{number:0>100}"));
-        let fits =
-            (0..).find(|number| log.seen(&name(*number), Precondition::Absent).is_err()).unwrap();
+        let fits = (0..)
+            .find(|number| log.record_precondition(&name(*number), Precondition::Absent).is_err())
+            .unwrap();
         let length = std::fs::metadata(&path).unwrap().len();
         assert!(std::fs::read(&path).unwrap().ends_with(b"\n"), "{length} bytes");
-        let loaded = WriteSet::load(&path).unwrap().seen.len();
+        let loaded = WriteSet::load(&path).unwrap().preconditions.len();
         drop(log);
         rustix::mount::unmount(directory.path(), rustix::mount::UnmountFlags::empty()).unwrap();
         assert!(fits > 5 && loaded == fits, "{fits} fitted, {loaded} found");

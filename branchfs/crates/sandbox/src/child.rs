@@ -96,7 +96,7 @@ fn execute(request: &Request) -> Vec<u8> {
             Ok(path) => sys::execute(&path, &argv, &environment),
             Err(_) => Errno::INVAL,
         };
-        // What is there says more than where it is not.
+        // An error at an existing path says more than that another path is missing.
         if refusal.is_none_or(is_missing) && !(refusal.is_some() && is_missing(errno)) {
             refusal = Some(errno);
         }

@@ -1,7 +1,7 @@
-//! All descendants of this process: what stands in for a process namespace where there is none.
+//! All descendants of this process: the replacement for a process namespace where there is none.
 //!
-//! Orphans become children of this process (it is their subreaper), so none of them is out of sight. But a process that
-//! forks faster than /proc is read may live a little longer, and one that becomes another user cannot be ended at all.
+//! Orphans become children of this process (it is their subreaper), so all of them are found. But a process that forks
+//! faster than /proc is read may live a little longer, and one that changes its user cannot be ended.
 
 use std::collections::HashMap;
 use std::fs;

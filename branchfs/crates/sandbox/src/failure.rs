@@ -1,4 +1,4 @@
-//! Why a step failed, as the caller is told it: an errno, and what it was about.
+//! Errors as the caller gets them: an errno and its subject.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use serde::Serialize;
 
-/// What made a step fail.
+/// The cause of a failed step.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) errno: Errno,
@@ -35,9 +35,9 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Adds to an error what it was about.
+/// Adds the subject to an error.
 pub(crate) trait Context<T> {
-    /// Names the path.
+    /// Adds the path to an error.
     fn at(self, path: impl AsRef<Path>) -> Result<T>;
     /// Names the system call.
     fn calling(self, name: &'static str) -> Result<T>;

@@ -45,12 +45,12 @@ const SEND_WAIT_MAX: Duration = Duration::from_secs(60);
 const SEND_PAUSE: Duration = Duration::from_millis(2);
 const MESSAGE_BYTES_MAX: usize = 16;
 
-/// What init has of the caller's.
+/// The descriptors that init inherits from the caller.
 pub(crate) struct Streams {
     pub(crate) line: OwnedFd,
     /// `None` once the command has it.
     pub(crate) gate: Option<OwnedFd>,
-    /// What the command is to have, with the numbers it has there.
+    /// The descriptors that the command gets, with their numbers there.
     pub(crate) descriptors: Vec<(RawFd, OwnedFd)>,
 }
 
@@ -161,7 +161,7 @@ impl Init {
     /// Forks the command. Returns its process id in here, and where signals arrive.
     fn start(&mut self) -> Result<(i32, OwnedFd)> {
         self.step = "starting the process".into();
-        // Without a process namespace nobody dies with init: told of the launcher's death, it has to end the others.
+        // Without a process namespace no process dies with init: when the launcher dies, init has to end the others.
         let heeded: &[i32] = match self.request.is_sandboxed {
             true => &[libc::SIGCHLD],
             false => &[libc::SIGCHLD, libc::SIGTERM],
@@ -170,13 +170,13 @@ impl Init {
         if !self.request.is_sandboxed {
             set_parent_process_death_signal(Some(Signal::TERM)).calling("prctl")?;
         }
-        // Nobody inside may look at init or trace it, though it is the same user: said before there is anybody.
-        // A program that is executed becomes visible to itself again.
+        // No process inside may inspect or trace init, although it has the same user: set before the first one is
+        // started. A program that is executed can inspect itself again.
         set_dumpable_behavior(DumpableBehavior::NotDumpable).calling("prctl")?;
         if self.request.is_terminal_own {
             self.step = "making a session on the terminal".into();
-            // Init leads it, so that the command, in a group of its own beside it, can be stopped by a key: the kernel
-            // stops nobody whom nobody in the session could wake.
+            // Init leads the session, so that the command, in a process group of its own, can be stopped by a key: the
+            // kernel does not stop a group that no process in the session could continue.
             setsid().calling("setsid")?;
             let mut descriptors = self.streams.descriptors.iter();
             if let Some((_, file)) =
@@ -292,7 +292,7 @@ impl Init {
         }
     }
 
-    /// Sends a descriptor on `line`. The kernel limits how many of a user are under way, so it may have to wait.
+    /// Sends a descriptor on `line`. The kernel limits how many descriptors of a user are in flight, so this may wait.
     fn send_descriptor(&self, message: &[u8], descriptor: OwnedFd) -> Result<()> {
         let deadline = Instant::now() + SEND_WAIT_MAX;
         loop {
@@ -318,7 +318,7 @@ fn timespec(duration: Duration) -> Timespec {
     }
 }
 
-/// Stays the same user: without a mapping files would belong to nobody.
+/// Maps the user to itself: without a mapping all files would belong to the overflow user.
 fn map_own_user((uid, gid): (u32, u32)) -> Result<()> {
     let maps = [
         ("setgroups", String::from("deny")),

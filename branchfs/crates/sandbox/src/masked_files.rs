@@ -1,8 +1,8 @@
-//! The files of the workspace that a sandbox hides: which they are, and whether they stay hidden.
+//! Masked files: which files of the workspace a sandbox hides, and whether they stay hidden.
 //!
-//! A cover is a mount on top of a name. Nobody inside can take it away, but the kernel itself does when the file system
-//! below gives the name up: for a name that was removed from outside, or that a FUSE daemon calls outdated. So init
-//! watches the covers, and the sandbox ends when one has gone.
+//! A cover is a mount on top of a name. No process inside can unmount it, but the kernel does when the name below is
+//! removed from outside, or when a FUSE daemon invalidates it. So init watches the covers, and the sandbox ends when
+//! one is gone.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File};
@@ -20,9 +20,9 @@ use crate::mount_table::{self, MOUNT_TABLE};
 const VANISHED: &str =
     "it is listed, and gone when it is to be hidden: somebody changes it meanwhile";
 
-/// Finds the places below `top` to be covered: what the globs match, what matching links lead to, and the other names
-/// of the same files. Fails when a directory cannot be listed, or a name is gone again: what cannot be looked at cannot
-/// be hidden either.
+/// Finds the places below `top` to be covered: the matches of the globs, the targets of matching links, and the other
+/// names of the same files. Fails if a directory cannot be listed, or a name is gone again: a place that cannot be
+/// examined cannot be hidden either.
 pub(crate) fn find(top: &Path, globs: &[Vec<u8>]) -> Result<BTreeSet<PathBuf>> {
     let patterns: Vec<_> = globs.iter().map(|glob| Pattern::new(glob)).collect();
     let mut places = BTreeSet::new();
@@ -67,7 +67,7 @@ fn walk(top: &Path, visit: &mut impl FnMut(&Path, bool) -> Result<bool>) -> Resu
     Ok(())
 }
 
-/// What tells the files that are, or lie in, these places and have other names.
+/// Device and inode numbers of the files at or below these places that have other names.
 fn identities(top: &Path, places: &BTreeSet<PathBuf>) -> Result<HashSet<(u64, u64)>> {
     let mut known = HashSet::new();
     for place in places {
@@ -76,7 +76,7 @@ fn identities(top: &Path, places: &BTreeSet<PathBuf>) -> Result<HashSet<(u64, u6
         } else if place.starts_with(top) && place != top {
             let mut todo = vec![place.clone()];
             while let Some(directory) = todo.pop() {
-                // Where init may not look, nobody in the sandbox may either.
+                // A directory that init cannot read cannot be read in the sandbox either.
                 for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
                     if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                         todo.push(entry.path());
@@ -90,7 +90,7 @@ fn identities(top: &Path, places: &BTreeSet<PathBuf>) -> Result<HashSet<(u64, u6
     Ok(known)
 }
 
-/// What tells a file that has several names; `None` for one that has not.
+/// Device and inode number of a file that has several names; `None` for other files.
 fn identity(path: &Path) -> Result<Option<(u64, u64)>> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.nlink() < 2 || !found.is_file() => Ok(None),
@@ -100,7 +100,7 @@ fn identity(path: &Path) -> Result<Option<(u64, u64)>> {
     }
 }
 
-/// What is to be covered: a link is as readable as what it leads to.
+/// The place to cover: a link is as readable as its target.
 fn place_of(path: &Path) -> Result<Option<PathBuf>> {
     let error = match fs::canonicalize(path) {
         Ok(place) => return Ok(Some(place)),

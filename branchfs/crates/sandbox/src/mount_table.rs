@@ -1,4 +1,4 @@
-//! Reads the mount table of this process (proc_pid_mountinfo(5)), and makes what it lists read-only.
+//! Reads the mount table of this process (proc_pid_mountinfo(5)), and makes the listed mounts read-only.
 
 use std::ffi::OsString;
 use std::fs;
@@ -38,7 +38,7 @@ impl Mount {
         self.kind == b"fuse.branchfs"
     }
 
-    /// Whether it is the root of a BranchFS, whose attributes are the daemon's answers.
+    /// Whether it is the root of a BranchFS, whose attributes are answers of the daemon.
     pub(crate) fn answers(&self) -> bool {
         self.is_branchfs() && self.root == Path::new("/")
     }
@@ -112,7 +112,7 @@ fn unescaped(field: &[u8]) -> OsString {
     OsString::from_vec(text)
 }
 
-/// Returns the mounts whose mount points lie below no other's.
+/// Returns the mounts whose mount points are not below another one of them.
 pub(crate) fn outermost<'a>(mounts: impl Iterator<Item = &'a Mount>) -> Vec<&'a Mount> {
     let mut sorted: Vec<_> = mounts.collect();
     sorted.sort_by_key(|mount| mount.point.as_os_str().len());
@@ -132,7 +132,7 @@ pub(crate) fn make_read_only(mounts: &[Mount]) -> Result<()> {
     for mount in mounts.iter().filter(|mount| !mount.is_read_only()) {
         let flags = mount.flags() | MountFlags::BIND | MountFlags::RDONLY;
         match mount_remount(&mount.point, flags, c"") {
-            // What a mount that lies hidden under another, or whose server is dead, answers.
+            // The errors of a mount that is hidden under another one, or whose server is dead.
             Err(Errno::INVAL | Errno::NOENT | Errno::ACCESS | Errno::NOTCONN | Errno::NOTDIR) => {}
             done => done.at(&mount.point)?,
         }
@@ -170,7 +170,7 @@ fn joined(directory: &Path, relative: &Path) -> PathBuf {
     if relative.as_os_str().is_empty() { directory.to_owned() } else { directory.join(relative) }
 }
 
-/// The flags of the mount at a path, as a bind remount needs them, which sets all flags anew.
+/// The flags of the mount at a path, which a bind remount must repeat.
 pub(crate) fn kept_flags(path: &Path) -> Result<MountFlags> {
     let known = [
         (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),

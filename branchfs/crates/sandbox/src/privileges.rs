@@ -19,7 +19,7 @@ use rustix::thread::{
 use crate::failure::{Context, Failure, Result};
 use crate::sys;
 
-/// The newest version of Landlock whose rights for files are used, and the first that keeps signals inside.
+/// The newest version of Landlock whose file rights are used, and the first one that restricts signals.
 const LANDLOCK_FILES: ABI = ABI::V5;
 const LANDLOCK_SCOPES: ABI = ABI::V6;
 
@@ -88,9 +88,9 @@ fn drop_bounding_set() -> Result<()> {
     Ok(())
 }
 
-/// A second wall around the files. Mounts already decide what can be reached and written; Landlock says the same once
-/// more in other words: reading and running everywhere, writing beneath the named places only. Since its version 6 it
-/// also keeps abstract sockets and signals inside. The files that are already open as outputs can be opened anew
+/// Restricts access to files a second time. Mounts already restrict what can be reached and written; Landlock repeats
+/// that in other terms: reading and executing everywhere, writing only beneath the given places. Since its version 6 it
+/// also restricts abstract sockets and signals. Files that are already open as outputs can be opened again
 /// (/dev/stdout).
 ///
 /// Does nothing before version 2: version 1 forbids all renames from one directory to another, which programs need.

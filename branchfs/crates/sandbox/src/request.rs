@@ -1,4 +1,4 @@
-//! What the caller asks for: one JSON object, read from an inherited descriptor.
+//! The caller's request: one JSON object, read from an inherited descriptor.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -35,9 +35,9 @@ pub(crate) struct Request {
     pub(crate) is_limited: bool,
     pub(crate) ignored_signals: Vec<i32>,
     pub(crate) umask: u32,
-    /// Number of the descriptor of the command that is the terminal whose foreground it takes.
+    /// Descriptor number of the command's terminal, if the command becomes its foreground process.
     pub(crate) terminal: Option<RawFd>,
-    /// Nobody else uses that terminal: the sandbox becomes a session of its own on it.
+    /// No other process uses that terminal: the sandbox becomes a session of its own on it.
     pub(crate) is_terminal_own: bool,
     pub(crate) wall_seconds: Option<f64>,
     /// The system call filter: instructions of 8 bytes, as the kernel takes them.
@@ -47,7 +47,7 @@ pub(crate) struct Request {
     pub(crate) sandbox: Sandbox,
 }
 
-/// What a sandbox shows and allows. The fields are those of the Python class `Sandbox`.
+/// The view and the rights of a sandbox. The fields are those of the Python class `Sandbox`.
 #[derive(serde::Deserialize)]
 pub(crate) struct Sandbox {
     /// The directory to work in.

@@ -110,7 +110,7 @@ pub(crate) struct RootFs<'a> {
     sockets: Vec<PathBuf>,
     table: Vec<Mount>,
     covers: Vec<PathBuf>,
-    /// What is being done, for the message when it fails.
+    /// The current step, for error messages.
     step: String,
     watch: Option<Watch>,
 }
@@ -174,7 +174,7 @@ impl<'a> RootFs<'a> {
             fs::create_dir_all(cache).at(cache)?; // below /tmp, which was replaced
             attach(clone, cache, *is_read_only)?;
         }
-        // The caches lie over the covers of what is in them.
+        // The caches are mounted over the covers of their entries.
         let is_in_cache =
             |path: &&PathBuf| caches.iter().any(|(_, _, cache)| path.starts_with(cache));
         self.cover(&covered.iter().filter(is_in_cache).cloned().collect::<Vec<_>>())?;
@@ -569,7 +569,7 @@ fn tmpfs(place: &Path, flags: MountFlags, options: &CStr) -> Result<()> {
     mount("tmpfs", place, "tmpfs", flags, options).at(place)
 }
 
-/// Whether the mount around `path` is read-only, other than its file system alone.
+/// Whether the mount that contains `path` is read-only, rather than only its file system.
 fn is_mounted_read_only(path: &Path) -> Result<bool> {
     if !statvfs(path).at(path)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
         return Ok(false);

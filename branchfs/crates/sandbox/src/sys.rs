@@ -33,7 +33,7 @@ pub(crate) fn clone(flags: c_int) -> Result<i32> {
     Ok(i32::try_from(pid).expect("a process id has 32 bits"))
 }
 
-/// Ends this process without running what is registered for its end: that belongs to the process it was forked from.
+/// Ends this process without running its exit handlers: those belong to the process it was forked from.
 pub(crate) fn exit(code: i32) -> ! {
     // SAFETY: _exit(2) takes any number.
     unsafe { libc::_exit(code) }

@@ -20,10 +20,10 @@ use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::write_set::{from_hex, to_hex};
 
-/// Begins each comment.
+/// The beginning of each comment.
 const PREFIX: &[u8] = b"branchfs.against.1\n";
 
-/// What was at a path.
+/// The object at a path.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Fingerprint {
     /// With the type.
@@ -32,7 +32,7 @@ struct Fingerprint {
     size: u64,
     /// Nanoseconds since 1970; of everything but directories, which change with their entries.
     mtime: i64,
-    /// SHA-1 of a file's content or a link's target; left out where it could not be read.
+    /// SHA-1 of a file's content or a link's target; missing if it could not be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sha1: Option<String>,
 }
@@ -43,7 +43,7 @@ struct Line {
     was: Option<Fingerprint>,
 }
 
-/// What the paths of an archive were when it was made.
+/// The state of the archive's paths when it was made.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub(super) struct Against(BTreeMap<PathBuf, Option<Fingerprint>>);
 
@@ -64,7 +64,7 @@ impl Fingerprint {
         Self { sha1: sha1(side, reader), ..self }
     }
 
-    /// Whether `side` is what this was made of.
+    /// Whether `side` has this fingerprint.
     fn is_of(&self, side: &Side, reader: &mut Reader) -> bool {
         let now = Self::of(side);
         if (self.mode, self.size) != (now.mode, now.size) {
@@ -90,7 +90,8 @@ fn sha1(side: &Side, reader: &mut Reader) -> Option<String> {
 }
 
 impl Against {
-    /// What `pairs` have before. What may not be read is told by its attributes alone.
+    /// Records the state of `pairs` before the change. Files that the user may not read are recorded by their
+    /// attributes only.
     pub(super) fn of(pairs: &[Pair], reader: &mut Reader) -> Self {
         let mut found = BTreeMap::new();
         for after in pairs.iter().filter_map(|pair| pair.after.as_ref()) {
@@ -120,7 +121,7 @@ impl Against {
         write_comment(builder, &text) // also without a line: it says that there is a record
     }
 
-    /// Takes a comment; `false` for one of another program.
+    /// Reads a comment; `false` for a comment of another program.
     pub(super) fn read(&mut self, comment: &[u8]) -> Result<bool, Error> {
         let Some(lines) = comment.strip_prefix(PREFIX) else { return Ok(false) };
         for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
@@ -134,10 +135,10 @@ impl Against {
         Ok(true)
     }
 
-    /// Compares with what is in `below`, the layers of the new branch's parent.
+    /// Compares the recorded state with `below`, the layers of the new branch's parent.
     ///
     /// # Errors
-    /// `Conflict` with the paths that are not what they were.
+    /// `Conflict` with the paths that changed.
     pub(super) fn check(&self, below: &[Arc<Layer>]) -> Result<(), Error> {
         let mut reader = Reader::default();
         let mut changed = BTreeSet::new();

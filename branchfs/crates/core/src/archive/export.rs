@@ -16,10 +16,10 @@ use super::{OUTPUT, WHITEOUT, XATTR};
 use crate::diff::{OpenedFile, Pair, Reader, Side};
 use crate::error::{Context, Error};
 
-/// Longest name that a header holds by itself.
+/// Longest name that fits into a header.
 const HEADER_NAME_BYTES_MAX: usize = 100;
 
-/// Writes what a walk found. Renamed directories must have been listed name by name.
+/// Writes the pairs of a walk. Renamed directories must have been listed name by name.
 pub fn export(pairs: Vec<Pair>, reader: &mut Reader, out: &mut dyn Write) -> Result<(), Error> {
     let against = Against::of(&pairs, reader);
     let (mut present, mut before) = (BTreeMap::new(), BTreeSet::new());
@@ -54,7 +54,7 @@ pub fn export(pairs: Vec<Pair>, reader: &mut Reader, out: &mut dyn Write) -> Res
     archive.builder.finish().at(OUTPUT)
 }
 
-/// The root is always walked over; an archive has it where it differs.
+/// A walk always contains the root; an archive only if it changed.
 fn is_same_root(pair: &Pair, reader: &mut Reader) -> Result<bool, Error> {
     let (Some(before), Some(after)) = (&pair.before, &pair.after) else { return Ok(false) };
     let shown = |side: &Side| (side.mode(), side.stat.owner, side.stat.mtime);
@@ -63,7 +63,7 @@ fn is_same_root(pair: &Pair, reader: &mut Reader) -> Result<bool, Error> {
         && reader.xattrs(before)? == reader.xattrs(after)?)
 }
 
-/// An archive that lacks something is worse than none.
+/// Refuses objects that an archive cannot hold, because an incomplete archive is worse than none.
 fn refuse_what_has_no_place(present: &BTreeMap<PathBuf, Side>) -> Result<(), Error> {
     for (path, side) in present {
         let name = path.file_name().unwrap_or_default().as_bytes();
@@ -109,7 +109,7 @@ impl Archive<'_> {
         let (seconds, nanoseconds) = side.stat.mtime;
         header.set_mtime(u64::try_from(seconds).unwrap_or(0));
         header.set_size(0);
-        let mut records: Records = Vec::new();
+        let mut records: PaxRecords = Vec::new();
         if seconds < 0 || nanoseconds > 0 {
             records.push(("mtime".to_owned(), decimal(side.stat.mtime).into_bytes()));
         }
@@ -162,7 +162,7 @@ impl Archive<'_> {
                     name = sparse_name(&side.path);
                 }
                 header.set_size(map.len() as u64 + bytes);
-                let content = io::Cursor::new(map).chain(Parts { file, parts: parts.into() });
+                let content = io::Cursor::new(map).chain(DataRanges { file, parts: parts.into() });
                 return self.append(header, &name, b"", records, content).map_err(|error| {
                     let is_short = matches!(&error, Error::Io { source, .. }
                         if source.kind() == io::ErrorKind::UnexpectedEof);
@@ -193,7 +193,7 @@ impl Archive<'_> {
         mut header: Header,
         name: &[u8],
         target: &[u8],
-        mut records: Records,
+        mut records: PaxRecords,
         content: impl Read,
     ) -> Result<(), Error> {
         let mut has_charset = records.first().is_some_and(|(key, _)| key == "hdrcharset");
@@ -222,9 +222,9 @@ impl Archive<'_> {
     }
 }
 
-type Records = Vec<(String, Vec<u8>)>;
+type PaxRecords = Vec<(String, Vec<u8>)>;
 
-/// Seconds with nine digits of fraction; before 1970 the fraction counts towards it.
+/// Seconds with nine fractional digits; before 1970 the fraction counts from the next lower second.
 fn decimal((seconds, nanoseconds): (i64, u32)) -> String {
     if seconds >= 0 || nanoseconds == 0 {
         return format!("{seconds}.{nanoseconds:09}");
@@ -233,20 +233,20 @@ fn decimal((seconds, nanoseconds): (i64, u32)) -> String {
     format!("-{whole}.{:09}", 1_000_000_000 - nanoseconds)
 }
 
-/// The name that programs show which do not know the format, as GNU tar makes it.
+/// The name for programs that do not know the format, as GNU tar writes it.
 fn sparse_name(path: &Path) -> Vec<u8> {
     let directory = path.parent().unwrap_or(Path::new("")).join("GNUSparseFile.0");
     directory.join(path.file_name().unwrap_or_default()).into_os_string().into_vec()
 }
 
-/// Parts of a file's content, which must be as long as the header says.
-struct Parts {
+/// The data ranges of a sparse file, which must be as long as the header says.
+struct DataRanges {
     file: OpenedFile,
-    /// What is left of them.
+    /// The ranges that are not read yet.
     parts: VecDeque<Range<u64>>,
 }
 
-impl Read for Parts {
+impl Read for DataRanges {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.parts.front().is_some_and(Range::is_empty) {
             self.parts.pop_front();

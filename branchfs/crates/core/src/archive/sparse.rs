@@ -12,7 +12,7 @@ use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
 use super::BLOCK_BYTES;
 use crate::error::Error;
 
-/// Which parts of a file hold data.
+/// The ranges of a file that hold data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Sparse {
     /// Size of the file.
@@ -33,7 +33,7 @@ impl Sparse {
         map
     }
 
-    /// Reads the map of version 1.0, and leaves `content` where the data begins.
+    /// Reads the map of version 1.0, and leaves `content` at the start of the data.
     pub(super) fn read_map(size: u64, content: &mut impl Read) -> Result<Self, Error> {
         let mut map = Lines { content, block: [0; BLOCK_BYTES], position: 0 };
         map.position = map.block.len();
@@ -45,7 +45,7 @@ impl Sparse {
         Ok(Self { size, parts })
     }
 
-    /// Reads the map of a member of type `S`, and leaves `content` where the data begins.
+    /// Reads the map of a member of type `S`, and leaves `content` at the start of the data.
     pub(super) fn read_old(header: &Header, content: &mut impl Read) -> Result<Self, Error> {
         let header = header.as_gnu().ok_or_else(damaged)?;
         let mut sparse =
@@ -69,7 +69,7 @@ impl Sparse {
         Ok(())
     }
 
-    /// The parts are in order, apart and inside the file, and `bytes` long together.
+    /// Checks that the ranges are in order, disjoint, inside the file, and `bytes` long in total.
     pub(super) fn check(&self, bytes: u64) -> Result<(), Error> {
         let (mut end, mut total) = (0, 0_u64);
         for (offset, length) in &self.parts {

@@ -5,7 +5,7 @@
 //! the layer is removed.
 //!
 //! The slow part does not depend on the parent ([`unpack`]). The parent must not change only during the short second part
-//! ([`Unpacked::settle`]).
+//! ([`Unpacked::finish`]).
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -31,31 +31,31 @@ use crate::overlay::{DEVICE_XATTR, is_private_xattr};
 /// Longest path.
 const PATH_BYTES_MAX: usize = 64 * 1024;
 
-/// Whose files the archive may make.
+/// The owners that the files of the archive may get.
 pub enum OwnershipPolicy<'p> {
     /// Anybody's, and devices.
     All,
-    /// Of this user alone, and no devices.
+    /// Only this user's; no devices.
     Of(&'p Credentials),
-    /// Everything belongs to this user and group, whatever the archive says; no devices.
+    /// All files get this user and group, whatever the archive says; no devices.
     Given(u32, u32),
 }
 
 /// The unpacked content of an archive, and the work that depends on the parent.
 #[derive(Debug)]
 pub struct Unpacked {
-    /// Directories of the archive: their times are set when nothing comes into them any more.
+    /// Directories of the archive: their times are set after their last entry.
     directories: Vec<(PathBuf, Timestamps)>,
-    /// Directories that the archive takes for granted.
-    granted: BTreeSet<PathBuf>,
-    /// What the archive deletes.
+    /// Directories that the archive implies but does not contain.
+    implied_dirs: BTreeSet<PathBuf>,
+    /// The paths that the archive deletes.
     deleted: BTreeSet<PathBuf>,
-    /// What the archive was made against.
+    /// The state of the parent that the archive was made against.
     against: Against,
     has_record: bool,
 }
 
-/// Fills `layer` with what an archive brings.
+/// Unpacks an archive into `layer`.
 pub fn unpack(
     mut content: impl Read,
     layer: &Layer,
@@ -63,7 +63,7 @@ pub fn unpack(
 ) -> Result<Unpacked, Error> {
     let unpacked = Unpacked {
         directories: Vec::new(),
-        granted: BTreeSet::from([PathBuf::new()]),
+        implied_dirs: BTreeSet::from([PathBuf::new()]),
         deleted: BTreeSet::new(),
         against: Against::default(),
         has_record: false,
@@ -144,7 +144,8 @@ fn cut_off() -> Error {
 }
 
 impl Unpacked {
-    /// Takes a header for all members. It could change what they mean: only comments are taken.
+    /// Reads a global header, which applies to all members. Only comments are accepted, because other records could
+    /// change the meaning of members.
     fn read_global(&mut self, bytes: &[u8]) -> Result<(), Error> {
         for (key, value) in records(bytes)? {
             if key != b"comment" {
@@ -158,12 +159,12 @@ impl Unpacked {
         Ok(())
     }
 
-    /// Whether the archive says what it was made against.
+    /// Whether the archive records the state that it was made against.
     pub(crate) fn has_record(&self) -> bool {
         self.has_record
     }
 
-    /// Refuses where the parent, whose layers are `below`, is not what the archive was made against.
+    /// Refuses a parent, with the layers `below`, that differs from the state that the archive was made against.
     ///
     /// # Errors
     /// `Conflict`, with the paths.
@@ -172,8 +173,8 @@ impl Unpacked {
     }
 
     /// Lays the layer over `below`.
-    pub(crate) fn settle(mut self, layer: &Layer, below: &[Arc<Layer>]) -> Result<(), Error> {
-        for path in &self.granted {
+    pub(crate) fn finish(mut self, layer: &Layer, below: &[Arc<Layer>]) -> Result<(), Error> {
+        for path in &self.implied_dirs {
             let Some(known) = find_below(below, path)?.filter(Side::is_directory) else { continue };
             let from = (&known.layer.tree, known.place.as_path());
             copy_attributes(from, (&layer.tree, path)).at(path)?;
@@ -223,7 +224,7 @@ fn read_extension(entry: &mut impl Read) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// Without the NUL that GNU tar ends it with.
+/// Without the NUL that GNU tar appends.
 fn text(mut bytes: Vec<u8>) -> Vec<u8> {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     bytes.truncate(end);
@@ -252,16 +253,16 @@ fn records(mut bytes: &[u8]) -> Result<Vec<Record<'_>>, Error> {
     Ok(found)
 }
 
-/// What extends the next member's header.
+/// Extensions of the next member's header.
 #[derive(Default)]
 struct Extension {
     path: Option<Vec<u8>>,
-    /// Of a sparse file, whose `path` is for programs that do not know the format.
+    /// The path of a sparse file. Its `path` is meant for programs that do not know the format.
     real_path: Option<Vec<u8>>,
     target: Option<Vec<u8>>,
     mtime: Option<(i64, u32)>,
     owner: (Option<u32>, Option<u32>),
-    /// What the archive has of the member's content.
+    /// The size of the member's content in the archive.
     size: Option<u64>,
     sparse: SparseRecords,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
@@ -278,7 +279,7 @@ struct SparseRecords {
 }
 
 impl SparseRecords {
-    /// The parts that hold data, where it is a sparse file. Reads a map that is before the data.
+    /// The data ranges of a sparse file. Reads a map that precedes the data.
     fn parts(self, content: &mut impl Read) -> Result<Option<Sparse>, Error> {
         match self.size {
             None if self.major == 0 && self.map.is_empty() => Ok(None),
@@ -291,7 +292,7 @@ impl SparseRecords {
         }
     }
 
-    /// Takes the record `GNU.sparse.KEY`; `false` for one that is not known.
+    /// Reads the record `GNU.sparse.KEY`; `false` for an unknown one.
     fn read(&mut self, key: &[u8], value: &[u8]) -> Result<bool, Error> {
         let number = |value: &[u8]| {
             let digits = std::str::from_utf8(value).ok();
@@ -388,7 +389,7 @@ impl Member {
     fn of(header: &Header, extension: Extension, sparse: Option<Sparse>) -> Result<Self, Error> {
         let path = extension.real_path.or(extension.path);
         let path = path.unwrap_or_else(|| header.path_bytes().into_owned());
-        let path = beneath(&path)?;
+        let path = relative_path(&path)?;
         let target = extension
             .target
             .or_else(|| header.link_name_bytes().map(std::borrow::Cow::into_owned))
@@ -427,7 +428,7 @@ impl Member {
 }
 
 /// A member's path, relative to the root.
-fn beneath(bytes: &[u8]) -> Result<PathBuf, Error> {
+fn relative_path(bytes: &[u8]) -> Result<PathBuf, Error> {
     let path = Path::new(OsStr::from_bytes(bytes));
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -504,7 +505,7 @@ impl Import<'_> {
         kind(self.layer, path)
     }
 
-    /// Directories that the archive takes for granted: as the parent has them, or new ones of the owner's.
+    /// Creates the parent directories that the archive implies: as the parent has them, or new ones of the owner.
     fn make_directories(&mut self, path: &Path) -> Result<(), Error> {
         let mut missing = Vec::new();
         for ancestor in path.ancestors().filter(|ancestor| !ancestor.as_os_str().is_empty()) {
@@ -523,7 +524,7 @@ impl Import<'_> {
         self.layer.tree.make_directory(path, 0o755).at(path)?;
         drop_inherited_acls(&self.layer.tree, path, |_| Ok(false)).at(path)?;
         self.layer.tree.set_mode(path, 0o755).at(path)?;
-        self.unpacked.granted.insert(path.to_path_buf());
+        self.unpacked.implied_dirs.insert(path.to_path_buf());
         let (uid, gid) = match self.rights {
             OwnershipPolicy::Given(uid, gid) => (*uid, *gid),
             OwnershipPolicy::Of(peer) => peer.ids(),
@@ -541,7 +542,8 @@ impl Import<'_> {
         self.layer.tree.make_directory(path, 0o700).at(path)
     }
 
-    /// The last member of a name counts. A directory is not thrown away for something else.
+    /// Removes an earlier member of the same name, because the last one counts. A directory is not replaced by another
+    /// type.
     fn clear(&mut self, path: &Path) -> Result<(), Error> {
         match self.kind(path)? {
             None => Ok(()),
@@ -575,9 +577,10 @@ impl Import<'_> {
         file.set_len(sparse.size).at(path)
     }
 
-    /// Only to what the archive itself brought: not to a file of the base that the user may not even read.
+    /// Creates a hard link. The target must come from the archive itself, not from a file of the base that the user may
+    /// not even read.
     fn link(&self, member: &Member) -> Result<(), Error> {
-        let target = beneath(&member.target)?;
+        let target = relative_path(&member.target)?;
         match self.kind(&target)? {
             None | Some(FileType::Directory) => {
                 let what = format!("its link target {} is not in the archive", target.display());
@@ -638,7 +641,7 @@ impl Import<'_> {
         let time = Timespec { tv_sec: member.mtime.0, tv_nsec: i64::from(member.mtime.1) };
         let times = Timestamps { last_access: time, last_modification: time };
         if member.kind == EntryType::Directory {
-            self.unpacked.granted.remove(path);
+            self.unpacked.implied_dirs.remove(path);
             self.unpacked.directories.push((path.clone(), times));
             return Ok(());
         }
@@ -653,10 +656,10 @@ mod tests {
     #[test]
     fn paths_that_lead_out_are_refused() {
         for path in ["/etc/passwd", "../x", "a/../../x", "", ".branching/x"] {
-            assert!(beneath(path.as_bytes()).is_err(), "{path}");
+            assert!(relative_path(path.as_bytes()).is_err(), "{path}");
         }
-        assert_eq!(beneath(b"./a//b/").unwrap(), Path::new("a/b"));
-        assert_eq!(beneath(b"./").unwrap(), Path::new(""));
+        assert_eq!(relative_path(b"./a//b/").unwrap(), Path::new("a/b"));
+        assert_eq!(relative_path(b"./").unwrap(), Path::new(""));
     }
 
     #[test]

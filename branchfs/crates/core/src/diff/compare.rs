@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{Pair, Reader, Side};
 use crate::error::Error;
 
-/// What happened to a path.
+/// The kind of a change.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChangeKind {
@@ -55,17 +55,17 @@ pub struct Difference {
     /// How the path changed.
     pub change: ChangeKind,
     pub(crate) pair: Pair,
-    /// Empty for what is only on one side.
+    /// Empty if the object is on one side only.
     pub aspects: Vec<ChangedField>,
 }
 
 impl Difference {
-    /// Where it is, or was.
+    /// The present path; for a removed object its path before.
     pub fn path(&self) -> &Path {
         self.pair.path()
     }
 
-    /// Where a renamed object was.
+    /// The earlier path of a renamed object.
     pub fn from(&self) -> Option<&Path> {
         match (&self.pair.before, self.change) {
             (Some(before), ChangeKind::Renamed) => Some(&before.path),
@@ -73,17 +73,17 @@ impl Difference {
         }
     }
 
-    /// The object's type, of a removed one what it was.
+    /// The object's type; for a removed object its type before.
     pub fn kind(&self) -> FileType {
         let side = self.pair.after.as_ref().or(self.pair.before.as_ref());
         side.map_or(FileType::Unknown, Side::kind)
     }
 }
 
-/// Finds out what differs. Sorted by path.
+/// Compares the sides of each pair. Sorted by path.
 pub fn compare(pairs: Vec<Pair>, reader: &mut Reader) -> Result<Vec<Difference>, Error> {
     let mut differences = Vec::new();
-    for pair in fold(rename(pairs, reader)?) {
+    for pair in merge_type_changes(rename(pairs, reader)?) {
         let aspects = match (&pair.before, &pair.after) {
             (Some(before), Some(after)) => aspects(before, after, reader)?,
             _ => Vec::new(),
@@ -95,7 +95,7 @@ pub fn compare(pairs: Vec<Pair>, reader: &mut Reader) -> Result<Vec<Difference>,
     Ok(differences)
 }
 
-/// `None` where nothing differs.
+/// `None` if nothing differs.
 fn change_of(pair: &Pair, aspects: &[ChangedField]) -> Option<ChangeKind> {
     match (&pair.before, &pair.after) {
         (None, _) => Some(ChangeKind::Added),
@@ -152,7 +152,7 @@ fn has_same_content(before: &Side, after: &Side, reader: &mut Reader) -> Result<
     }
 }
 
-/// `None` for what the asking user may not read.
+/// `None` if the requesting user may not read it.
 fn readable<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
     match read {
         Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::PermissionDenied => {
@@ -164,18 +164,18 @@ fn readable<T>(read: Result<T, Error>) -> Result<Option<T>, Error> {
 
 /// Joins removed and added objects that are one.
 fn rename(pairs: Vec<Pair>, reader: &mut Reader) -> Result<Vec<Pair>, Error> {
-    let mut sorted = RenameCandidates::of(pairs);
-    sorted.join(by_inode);
-    let digests = digests_of_equal_sizes(&sorted.removed, &sorted.added, reader)?;
-    sorted.join(|side| digests.get(&(side.layer.id, side.stat.ino)).copied());
-    Ok(sorted.into_pairs())
+    let mut candidates = RenameCandidates::of(pairs);
+    candidates.match_by(by_inode);
+    let digests = digests_of_equal_sizes(&candidates.removed, &candidates.added, reader)?;
+    candidates.match_by(|side| digests.get(&(side.layer.id, side.stat.ino)).copied());
+    Ok(candidates.into_pairs())
 }
 
-/// The same by inode number alone, which reads nothing.
+/// As [`compare`] finds renames, but only by inode number, without reading content.
 pub fn rename_by_inode(pairs: Vec<Pair>) -> Vec<Pair> {
-    let mut sorted = RenameCandidates::of(pairs);
-    sorted.join(by_inode);
-    sorted.into_pairs()
+    let mut candidates = RenameCandidates::of(pairs);
+    candidates.match_by(by_inode);
+    candidates.into_pairs()
 }
 
 fn by_inode(side: &Side) -> Option<(u32, u64)> {
@@ -206,8 +206,8 @@ impl RenameCandidates {
         Self { removed, added, rest }
     }
 
-    fn join<K: Eq + std::hash::Hash>(&mut self, key: impl Fn(&Side) -> Option<K>) {
-        let joined = join(&mut self.removed, &mut self.added, key);
+    fn match_by<K: Eq + std::hash::Hash>(&mut self, key: impl Fn(&Side) -> Option<K>) {
+        let joined = match_pairs(&mut self.removed, &mut self.added, key);
         self.rest.extend(joined.into_iter().map(|(before, after)| Pair {
             before: Some(before),
             after: Some(after),
@@ -225,8 +225,8 @@ impl RenameCandidates {
     }
 }
 
-/// Takes out of `removed` and `added` what has the same key, and pairs it.
-pub fn join<T, K: Eq + std::hash::Hash>(
+/// Removes elements with the same key from `removed` and `added`, and pairs them.
+pub fn match_pairs<T, K: Eq + std::hash::Hash>(
     removed: &mut BTreeMap<PathBuf, T>,
     added: &mut BTreeMap<PathBuf, T>,
     key: impl Fn(&T) -> Option<K>,
@@ -260,8 +260,8 @@ pub fn join<T, K: Eq + std::hash::Hash>(
 type Digest = [u8; 20];
 type Object = (crate::ids::LayerId, u64);
 
-/// Digests of regular files that have a counterpart of their size on the other side. What the asking user may not read
-/// has none.
+/// Digests of regular files that have a counterpart of their size on the other side. Files that the requesting user may
+/// not read have none.
 fn digests_of_equal_sizes(
     removed: &BTreeMap<PathBuf, Side>,
     added: &BTreeMap<PathBuf, Side>,
@@ -288,8 +288,8 @@ fn digests_of_equal_sizes(
     Ok(digests)
 }
 
-/// What was removed and added under one name is one change of type.
-fn fold(pairs: Vec<Pair>) -> Vec<Pair> {
+/// Combines a removed and an added object of the same name into one change of type.
+fn merge_type_changes(pairs: Vec<Pair>) -> Vec<Pair> {
     let mut folded: Vec<Pair> = Vec::with_capacity(pairs.len());
     for pair in pairs {
         if let Some(last) = folded.last_mut().filter(|last| last.path() == pair.path()) {

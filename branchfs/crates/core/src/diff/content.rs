@@ -22,7 +22,7 @@ use crate::error::{Context, Error};
 use crate::ids::LayerId;
 use crate::lazy_copy_up::PartialCopy;
 use crate::overlay::user_xattrs;
-use crate::rooted_dir::Tree;
+use crate::rooted_dir::RootedDir;
 
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 128 * 1024;
@@ -31,7 +31,7 @@ const BUFFER_BYTES: usize = 128 * 1024;
 pub struct OpenedFile {
     file: File,
     partial: Option<Arc<PartialCopy>>,
-    /// How far it was read.
+    /// The offset up to which it was read.
     offset: u64,
 }
 
@@ -40,7 +40,7 @@ impl OpenedFile {
         Ok(self.file.metadata()?.len())
     }
 
-    /// The parts that hold data, as the file system tells them; all the rest is holes.
+    /// The ranges that hold data, according to the file system; the rest is holes.
     pub(crate) fn data(&self) -> std::io::Result<Vec<Range<u64>>> {
         let size = self.size()?;
         let (mut found, mut at) = (Vec::new(), 0);
@@ -51,7 +51,7 @@ impl OpenedFile {
             };
             let start = match start {
                 Err(Errno::NXIO) => break,
-                Err(Errno::INVAL) => return Ok(std::iter::once(0..size).collect()), // the file system does not tell
+                Err(Errno::INVAL) => return Ok(std::iter::once(0..size).collect()), // the file system does not support it
                 other => other?,
             };
             let end = match &self.partial {
@@ -81,20 +81,20 @@ impl Read for OpenedFile {
     }
 }
 
-/// Opens and reads objects with the rights of the thread it is used on.
+/// Opens and reads objects with the rights of the current thread.
 #[derive(Default)]
 pub struct Reader {
-    trees: HashMap<LayerId, Tree>,
+    trees: HashMap<LayerId, RootedDir>,
 }
 
 impl Reader {
-    fn tree(&mut self, side: &Side) -> Result<&Tree, Error> {
+    fn tree(&mut self, side: &Side) -> Result<&RootedDir, Error> {
         use std::collections::hash_map::Entry;
         match self.trees.entry(side.layer.id) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(free) => {
                 let root = side.layer.tree.root().and_then(rustix::io::dup).at(&side.path)?;
-                Ok(free.insert(Tree::new(root)))
+                Ok(free.insert(RootedDir::new(root)))
             }
         }
     }
@@ -109,7 +109,7 @@ impl Reader {
             Err(Errno::PERM) => tree.open(&side.place, flags),
             other => other,
         };
-        let file = File::from(opened.map_err(|error| gone(error, side))?);
+        let file = File::from(opened.map_err(|error| missing(error, side))?);
         let found = rustix::fs::fstat(&file).at(&side.path)?;
         if found.st_ino == side.stat.ino
             && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
@@ -120,15 +120,15 @@ impl Reader {
         }
     }
 
-    /// Runs `read` on the object's tree, and makes sure that it is the one that was walked over.
+    /// Runs `read` on the object's tree, and checks that the object is the one that was walked over.
     fn checked<T>(
         &mut self,
         side: &Side,
-        read: impl FnOnce(&Tree) -> Result<T, Errno>,
+        read: impl FnOnce(&RootedDir) -> Result<T, Errno>,
     ) -> Result<T, Error> {
         let tree = self.tree(side)?;
-        let value = read(tree).map_err(|error| gone(error, side))?;
-        let found = Stat::from(&tree.stat(&side.place).map_err(|error| gone(error, side))?);
+        let value = read(tree).map_err(|error| missing(error, side))?;
+        let found = Stat::from(&tree.stat(&side.place).map_err(|error| missing(error, side))?);
         if (found.ino, found.mode & libc::S_IFMT) == (side.stat.ino, side.stat.mode & libc::S_IFMT)
         {
             Ok(value)
@@ -137,7 +137,7 @@ impl Reader {
         }
     }
 
-    /// Where a symbolic link leads.
+    /// The target of a symbolic link.
     pub(crate) fn link_target(&mut self, side: &Side) -> Result<Vec<u8>, Error> {
         self.checked(side, |tree| tree.read_link(&side.place))
     }
@@ -176,7 +176,7 @@ impl Reader {
         }
     }
 
-    /// Hands a regular file's content to `take`, piece by piece.
+    /// Passes a regular file's content to `take`, piece by piece.
     pub(crate) fn stream(
         &mut self,
         side: &Side,
@@ -193,7 +193,7 @@ impl Reader {
     }
 }
 
-/// Fills the buffer but at the end of the file.
+/// Fills the buffer, except at the end of the file.
 fn read_full(file: &mut OpenedFile, buffer: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -207,12 +207,12 @@ fn read_full(file: &mut OpenedFile, buffer: &mut [u8]) -> std::io::Result<usize>
     Ok(filled)
 }
 
-/// What is said of an object that is not the one that was walked over.
+/// The error for an object that is not the one that was walked over.
 pub(crate) fn changed(side: &Side) -> Error {
     Error::Changed(side.path.clone())
 }
 
-fn gone(error: Errno, side: &Side) -> Error {
+fn missing(error: Errno, side: &Side) -> Error {
     match error {
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::STALE | Errno::INVAL => changed(side),
         error => Error::Io { path: side.path.clone(), source: error.into() },

@@ -44,7 +44,7 @@ pub enum Statistics {
     Lines {
         /// New lines.
         added: usize,
-        /// Lines that are gone.
+        /// The number of removed lines.
         removed: usize,
     },
     /// Sizes in bytes, for files that are not compared by lines.
@@ -56,7 +56,7 @@ pub enum Statistics {
     },
 }
 
-/// Counts what changed in a file or symbolic link; `None` for everything else.
+/// Counts the changed lines of a file or symbolic link; `None` for other types.
 pub fn statistics(
     difference: &Difference,
     reader: &mut Reader,
@@ -80,7 +80,7 @@ pub fn statistics(
     }))
 }
 
-/// Writes the patch. Returns how many differences it cannot carry.
+/// Writes the patch. Returns the number of differences that it cannot express.
 pub fn write_patch(
     differences: &[Difference],
     reader: &mut Reader,
@@ -106,8 +106,8 @@ pub fn write_patch(
     Ok(left_out)
 }
 
-/// The files that a patch is about, by path. A rename is one only if its old name is free afterwards and its new name
-/// was free before: git knows no other, and takes a chain or a swap of renames for changes of content.
+/// The files of a patch, by path. A rename is one only if its old name is free afterwards and its new name was free
+/// before: git has no other renames, and treats a chain or a swap of renames as changes of content.
 fn by_path(differences: &[Difference]) -> Vec<(Option<&Side>, Option<&Side>)> {
     let mut paths: BTreeMap<&Path, (Option<&Side>, Option<&Side>)> = BTreeMap::new();
     for difference in differences {
@@ -134,15 +134,15 @@ fn by_path(differences: &[Difference]) -> Vec<(Option<&Side>, Option<&Side>)> {
     paths.into_values().collect()
 }
 
-/// What errors name where the patch is written to.
+/// Names the output in errors.
 const OUTPUT: &str = "the output";
 
-/// Git keeps regular files and symbolic links.
+/// The object, if git can hold it: regular files and symbolic links.
 fn file(side: Option<&Side>) -> Option<&Side> {
     side.filter(|side| matches!(side.kind(), FileType::RegularFile | FileType::Symlink))
 }
 
-/// What of a difference a patch cannot say. `later`: those that follow, by path.
+/// The part of a difference that a patch cannot express. `later`: the following differences, by path.
 fn remarks(difference: &Difference, later: &[Difference]) -> Vec<String> {
     const SPECIAL_BITS: u32 = 0o7000;
     let mut remarks = Vec::new();
@@ -189,7 +189,7 @@ fn remarks(difference: &Difference, later: &[Difference]) -> Vec<String> {
     remarks
 }
 
-/// The modes that git knows.
+/// The mode in git's notation.
 fn git_mode(side: &Side) -> &'static str {
     match side.kind() {
         FileType::Symlink => "120000",
@@ -266,7 +266,7 @@ fn write_file(
     }
 }
 
-/// A name with a blank is followed by a tab, so that what reads patches does not take the rest for a time.
+/// A name with a blank is followed by a tab, so that the rest is not read as a time.
 fn file_name_line(prefix: &str, path: &Path) -> String {
     let mut text = quoted(prefix, path);
     if !text.starts_with('"') && text.contains(' ') {
@@ -275,11 +275,11 @@ fn file_name_line(prefix: &str, path: &Path) -> String {
     text
 }
 
-/// The content of one side: its name as git's object, and the bytes themselves where they are few and text.
+/// The content of one side: its object name in git, and the bytes if they are few and text.
 struct Blob {
     name: String,
     size: u64,
-    /// `None` where it is too large.
+    /// `None` if it is too large.
     bytes: Option<Vec<u8>>,
     is_binary: bool,
 }
@@ -324,7 +324,7 @@ fn load(side: Option<&Side>, reader: &mut Reader) -> Result<Blob, Error> {
     Ok(Blob { name, size, bytes: (!is_large).then_some(bytes), is_binary })
 }
 
-/// The name that git gives to content.
+/// The object name of content in git.
 fn object_name(size: u64, feed: impl FnOnce(&mut sha1_smol::Sha1)) -> String {
     let mut digest = sha1_smol::Sha1::new();
     digest.update(format!("blob {size}\0").as_bytes());

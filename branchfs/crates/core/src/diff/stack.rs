@@ -39,30 +39,30 @@ struct LayerDir {
 pub(super) struct Directory {
     /// In the view.
     pub(super) path: PathBuf,
-    pieces: Vec<LayerDir>,
-    /// The directory of the view below that shows through.
+    layer_dirs: Vec<LayerDir>,
+    /// The directory of the view below that it merges with.
     pub(super) below: Option<Box<Self>>,
 }
 
 impl Directory {
-    /// Nothing of it is in the stack's own layers.
+    /// Whether the stack's own layers have nothing of it.
     pub(super) fn is_untouched(&self) -> bool {
-        self.pieces.is_empty()
+        self.layer_dirs.is_empty()
     }
 
-    /// Where it is in the view below, if it is there.
+    /// Its path in the view below, if it exists there.
     pub(super) fn origin(&self) -> Option<&Path> {
         self.below.as_deref().map(|below| below.path.as_path())
     }
 }
 
-/// What a name means.
-pub(super) enum Found {
+/// The result of a lookup.
+pub(super) enum Entry {
     Directory(Directory),
     /// An object of the stack's own layers.
-    Own(Side),
+    Upper(Side),
     /// An object of the view below, with its path there.
-    Through(Side),
+    Lower(Side),
 }
 
 impl<'s> Stack<'s> {
@@ -78,23 +78,23 @@ impl<'s> Stack<'s> {
         let piece = |layer| LayerDir { layer, path: PathBuf::new() };
         Directory {
             path: PathBuf::new(),
-            pieces: (first..self.layers.len())
-                .filter(|layer| self.layers[*layer].is_made())
+            layer_dirs: (first..self.layers.len())
+                .filter(|layer| self.layers[*layer].is_created())
                 .map(piece)
                 .collect(),
             below: self.below.map(|below| Box::new(below.root())),
         }
     }
 
-    /// What `directory` has under `name`.
-    pub(super) fn find(&self, directory: &Directory, name: &OsStr) -> Result<Option<Found>, Error> {
+    /// Looks up `name` in `directory`.
+    pub(super) fn find(&self, directory: &Directory, name: &OsStr) -> Result<Option<Entry>, Error> {
         let path = directory.path.join(name);
-        let mut pieces: Vec<LayerDir> = Vec::new();
-        let made = |pieces: Vec<LayerDir>, below| {
-            let directory = Directory { path: path.clone(), pieces, below };
-            Ok((!directory.pieces.is_empty()).then_some(Found::Directory(directory)))
+        let mut layer_dirs: Vec<LayerDir> = Vec::new();
+        let made = |layer_dirs: Vec<LayerDir>, below| {
+            let directory = Directory { path: path.clone(), layer_dirs, below };
+            Ok((!directory.layer_dirs.is_empty()).then_some(Entry::Directory(directory)))
         };
-        for (position, piece) in directory.pieces.iter().enumerate() {
+        for (position, piece) in directory.layer_dirs.iter().enumerate() {
             let layer = &self.layers[piece.layer];
             let place = piece.path.join(name);
             if directory.path.as_os_str().is_empty() && is_hidden(&path) {
@@ -102,13 +102,13 @@ impl<'s> Stack<'s> {
             }
             let Some(stat) = stat(layer, &place)? else { continue };
             if layer.is_whiteout(&place, &stat).at(&place)? {
-                return made(pieces, None);
+                return made(layer_dirs, None);
             }
             if FileType::from_raw_mode(u32::from(stat.stx_mode)) != FileType::Directory {
-                if pieces.is_empty() {
+                if layer_dirs.is_empty() {
                     let content = self.content(directory, position, name, &place)?;
                     let (layer, stat) = (Arc::clone(layer), Stat::from(&stat));
-                    return Ok(Some(Found::Own(Side {
+                    return Ok(Some(Entry::Upper(Side {
                         path,
                         layer,
                         place,
@@ -117,21 +117,21 @@ impl<'s> Stack<'s> {
                         partial: None,
                     })));
                 }
-                return made(pieces, None);
+                return made(layer_dirs, None);
             }
-            pieces.push(LayerDir { layer: piece.layer, path: place.clone() });
+            layer_dirs.push(LayerDir { layer: piece.layer, path: place.clone() });
             if layer.is_opaque(&place).at(&place)? {
-                return made(pieces, None);
+                return made(layer_dirs, None);
             }
             if let Some(redirect) = layer.redirect_text(&place).at(&place)? {
                 let below = match self.redirected(directory, position, &place, &redirect)? {
-                    Some(Found::Directory(rest)) => {
-                        pieces.extend(rest.pieces);
+                    Some(Entry::Directory(rest)) => {
+                        layer_dirs.extend(rest.layer_dirs);
                         rest.below
                     }
                     _ => None,
                 };
-                return made(pieces, below);
+                return made(layer_dirs, below);
             }
         }
         let through = match (self.below, &directory.below) {
@@ -139,30 +139,30 @@ impl<'s> Stack<'s> {
             _ => None,
         };
         match through {
-            Some(Found::Directory(below)) => {
+            Some(Entry::Directory(below)) => {
                 let below = Some(Box::new(below));
-                Ok(Some(Found::Directory(Directory { path, pieces, below })))
+                Ok(Some(Entry::Directory(Directory { path, layer_dirs, below })))
             }
-            Some(Found::Own(object) | Found::Through(object)) if pieces.is_empty() => {
-                Ok(Some(Found::Through(object)))
+            Some(Entry::Upper(object) | Entry::Lower(object)) if layer_dirs.is_empty() => {
+                Ok(Some(Entry::Lower(object)))
             }
-            _ => made(pieces, None),
+            _ => made(layer_dirs, None),
         }
     }
 
-    /// What a redirect names in what lies below the layer at `position` in `directory`. One with a leading slash is a path
-    /// from the root; one without, which the kernel writes, a name in the same directory.
+    /// The directory below the layer at `position` that a redirect names. A redirect with a leading slash is a path
+    /// from the root. One without, which the kernel writes, is a name in the same directory.
     fn redirected(
         &self,
         directory: &Directory,
         position: usize,
         place: &Path,
         redirect: &[u8],
-    ) -> Result<Option<Found>, Error> {
+    ) -> Result<Option<Entry>, Error> {
         if redirect.first() != Some(&b'/') {
             let rest = Directory {
                 path: directory.path.clone(),
-                pieces: directory.pieces[position + 1..].to_vec(),
+                layer_dirs: directory.layer_dirs[position + 1..].to_vec(),
                 below: directory.below.clone(),
             };
             return self.find(&rest, OsStr::from_bytes(redirect));
@@ -170,18 +170,18 @@ impl<'s> Stack<'s> {
         let path = parse_redirect(redirect, place).ok_or_else(|| {
             Error::Corrupt(format!("{} has a redirect that leads out", place.display()))
         })?;
-        let mut directory = self.root_from(directory.pieces[position].layer + 1);
+        let mut directory = self.root_from(directory.layer_dirs[position].layer + 1);
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
         for name in parent {
             match self.find(&directory, name)? {
-                Some(Found::Directory(found)) => directory = found,
+                Some(Entry::Directory(found)) => directory = found,
                 _ => return Ok(None),
             }
         }
         self.find(&directory, name)
     }
 
-    /// Who has the content of a file of which the layer at `position` has the attributes alone.
+    /// Finds the object with the content of a metacopy in the layer at `position`.
     fn content(
         &self,
         directory: &Directory,
@@ -189,23 +189,23 @@ impl<'s> Stack<'s> {
         name: &OsStr,
         place: &Path,
     ) -> Result<Option<Box<Side>>, Error> {
-        let layer = &self.layers[directory.pieces[position].layer];
+        let layer = &self.layers[directory.layer_dirs[position].layer];
         if !layer.is_without_content(place).at(place)? {
             return Ok(None);
         }
         let redirect = layer.redirect_text(place).at(place)?;
         let redirect = redirect.as_deref().unwrap_or(name.as_bytes());
         match self.redirected(directory, position, place, redirect)? {
-            Some(Found::Own(mut side) | Found::Through(mut side)) => {
+            Some(Entry::Upper(mut side) | Entry::Lower(mut side)) => {
                 Ok(Some(side.content.take().unwrap_or_else(|| Box::new(side))))
             }
             _ => Err(Error::Corrupt(format!("the content of {} is gone", place.display()))),
         }
     }
 
-    /// The directory itself: its topmost part has the attributes that it shows.
+    /// The directory itself, with the attributes of its topmost layer.
     pub(super) fn side(&self, directory: &Directory) -> Result<Side, Error> {
-        let Some(piece) = directory.pieces.first() else {
+        let Some(piece) = directory.layer_dirs.first() else {
             return match (self.below, &directory.below) {
                 (Some(view), Some(below)) => {
                     Ok(Side { path: directory.path.clone(), ..view.side(below)? })
@@ -222,7 +222,7 @@ impl<'s> Stack<'s> {
     /// Names that the stack's own layers have in a directory, whiteouts among them.
     pub(super) fn own_names(&self, directory: &Directory) -> Result<BTreeSet<OsString>, Error> {
         let mut names = BTreeSet::new();
-        for piece in &directory.pieces {
+        for piece in &directory.layer_dirs {
             let listed = self.layers[piece.layer].tree.list(&piece.path).at(&directory.path)?;
             names.extend(listed.into_iter().map(|entry| entry.name));
         }
@@ -239,7 +239,7 @@ impl<'s> Stack<'s> {
     }
 }
 
-/// What the view of `layers` has at a path.
+/// Looks up a path in the view of `layers`.
 pub fn find_below(layers: &[Arc<Layer>], path: &Path) -> Result<Option<Side>, Error> {
     let view = Stack::new(layers, None);
     let mut directory = view.root();
@@ -248,13 +248,13 @@ pub fn find_below(layers: &[Arc<Layer>], path: &Path) -> Result<Option<Side>, Er
     };
     for name in parent {
         match view.find(&directory, name)? {
-            Some(Found::Directory(found)) => directory = found,
+            Some(Entry::Directory(found)) => directory = found,
             _ => return Ok(None),
         }
     }
     match view.find(&directory, name)? {
-        Some(Found::Directory(found)) => view.side(&found).map(Some),
-        Some(Found::Own(side) | Found::Through(side)) => Ok(Some(side)),
+        Some(Entry::Directory(found)) => view.side(&found).map(Some),
+        Some(Entry::Upper(side) | Entry::Lower(side)) => Ok(Some(side)),
         None => Ok(None),
     }
 }

@@ -12,12 +12,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::stack::{Directory, Found, Stack};
+use super::stack::{Directory, Entry, Stack};
 use super::{Pair, Side};
 use crate::error::Error;
 use crate::layer::Layer;
 
-/// What becomes of names below a renamed directory.
+/// How names below a renamed directory are reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RenamedDirs {
     /// The directory stands for them.
@@ -26,14 +26,15 @@ pub enum RenamedDirs {
     Expand,
 }
 
-/// What a walk finds.
+/// The result of a walk.
 #[derive(Debug, Default)]
 pub struct Walked {
     /// Sorted by path; the root is first.
     pub(crate) pairs: Vec<Pair>,
-    /// Paths at which the own layers hide whatever may come to lie below them: names that they made and removed again, and
-    /// directories that they removed and made anew. As the view below is now, nothing needs to differ there.
-    pub(crate) masks: BTreeSet<PathBuf>,
+    /// Paths at which the own layers hide everything that may appear below them: names that they created and removed
+    /// again, and directories that they removed and created again. In the present view below, nothing need differ
+    /// there.
+    pub(crate) opaque_paths: BTreeSet<PathBuf>,
 }
 
 /// Pairs everything that the `own` layers have with the same of the view `below` them.
@@ -47,7 +48,7 @@ pub fn walk(own: &[Arc<Layer>], below: &[Arc<Layer>], moves: RenamedDirs) -> Res
     find_moved(&new, after.clone(), &mut moved)?;
     let (was, is) = (old.side(&before)?, new.side(&after)?);
     let root = Pair { before: Some(was), after: Some(is), keeps_name: true };
-    let found = Walked { pairs: vec![root], masks: BTreeSet::new() };
+    let found = Walked { pairs: vec![root], opaque_paths: BTreeSet::new() };
     let pending = vec![(after, Some(before))];
     let mut walk = Walk { old, new, moves, found, moved, pending };
     while let Some((after, before)) = walk.pending.pop() {
@@ -60,7 +61,7 @@ pub fn walk(own: &[Arc<Layer>], below: &[Arc<Layer>], moves: RenamedDirs) -> Res
 
 /// Pairs everything in the view of `layers` with nothing.
 ///
-/// The layers must stand still meanwhile.
+/// The layers must not change meanwhile.
 pub fn list_view(layers: &[Arc<Layer>]) -> Result<Vec<Pair>, Error> {
     let view = Stack::new(layers, None);
     let mut pairs = Vec::new();
@@ -70,8 +71,8 @@ pub fn list_view(layers: &[Arc<Layer>]) -> Result<Vec<Pair>, Error> {
         list(view.side(&directory)?);
         for name in view.all_names(&directory)? {
             match view.find(&directory, &name)? {
-                Some(Found::Directory(below)) => pending.push(below),
-                Some(Found::Own(object) | Found::Through(object)) => list(object),
+                Some(Entry::Directory(below)) => pending.push(below),
+                Some(Entry::Upper(object) | Entry::Lower(object)) => list(object),
                 None => {}
             }
         }
@@ -84,7 +85,7 @@ fn find_moved(new: &Stack<'_>, root: Directory, moved: &mut HashSet<PathBuf>) ->
     let mut pending = vec![root];
     while let Some(directory) = pending.pop() {
         for name in new.own_names(&directory)? {
-            let Some(Found::Directory(found)) = new.find(&directory, &name)? else { continue };
+            let Some(Entry::Directory(found)) = new.find(&directory, &name)? else { continue };
             let in_place = directory.origin().map(|origin| origin.join(&name));
             match found.origin() {
                 Some(origin) if in_place.as_deref() != Some(origin) => {
@@ -99,7 +100,7 @@ fn find_moved(new: &Stack<'_>, root: Directory, moved: &mut HashSet<PathBuf>) ->
 }
 
 impl Pair {
-    /// Where it is, or was.
+    /// The present path; for a removed object its path before.
     pub fn path(&self) -> &Path {
         let side = self.after.as_ref().or(self.before.as_ref());
         &side.expect("a pair has at least one side").path
@@ -146,21 +147,21 @@ impl Walk<'_> {
     fn name(
         &mut self,
         path: &Path,
-        found: Option<Found>,
-        known: Option<Found>,
+        found: Option<Entry>,
+        known: Option<Entry>,
     ) -> Result<(), Error> {
         match (found, known) {
-            (Some(Found::Directory(after)), known) => self.present_directory(&after, known),
-            (Some(Found::Own(after)), Some(Found::Own(before) | Found::Through(before))) => {
+            (Some(Entry::Directory(after)), known) => self.present_directory(&after, known),
+            (Some(Entry::Upper(after)), Some(Entry::Upper(before) | Entry::Lower(before))) => {
                 self.pair(Some(before), Some(after));
                 Ok(())
             }
-            (Some(Found::Own(after)), known) => {
+            (Some(Entry::Upper(after)), known) => {
                 self.pair(None, Some(after));
                 self.lost(known)
             }
             // What shows through is unchanged: of interest only below a directory that was renamed.
-            (Some(Found::Through(object)), _) => {
+            (Some(Entry::Lower(object)), _) => {
                 if object.path != path && self.moves == RenamedDirs::Expand {
                     let after = Side { path: path.to_path_buf(), ..object.clone() };
                     self.pair(Some(object), Some(after));
@@ -168,17 +169,17 @@ impl Walk<'_> {
                 Ok(())
             }
             (None, None) => {
-                self.found.masks.insert(path.to_path_buf());
+                self.found.opaque_paths.insert(path.to_path_buf());
                 Ok(())
             }
             (None, known) => self.lost(known),
         }
     }
 
-    fn present_directory(&mut self, after: &Directory, known: Option<Found>) -> Result<(), Error> {
+    fn present_directory(&mut self, after: &Directory, known: Option<Entry>) -> Result<(), Error> {
         let before = match known {
-            Some(Found::Directory(before)) if !self.moved.contains(&before.path) => Some(before),
-            Some(Found::Directory(_)) => None,
+            Some(Entry::Directory(before)) if !self.moved.contains(&before.path) => Some(before),
+            Some(Entry::Directory(_)) => None,
             known => {
                 self.lost(known)?;
                 None
@@ -195,7 +196,7 @@ impl Walk<'_> {
             }
             None => {
                 if before.is_some() {
-                    self.found.masks.insert(after.path.clone());
+                    self.found.opaque_paths.insert(after.path.clone());
                 }
                 before
             }
@@ -224,11 +225,11 @@ impl Walk<'_> {
         self.found.pairs.push(Pair { before, after, keeps_name });
     }
 
-    /// A name of the parent has nothing, or something else, in its place.
-    fn lost(&mut self, known: Option<Found>) -> Result<(), Error> {
+    /// Reports a name of the parent that was removed or replaced.
+    fn lost(&mut self, known: Option<Entry>) -> Result<(), Error> {
         match known {
-            Some(Found::Directory(directory)) => self.removed(&directory),
-            Some(Found::Own(object) | Found::Through(object)) => {
+            Some(Entry::Directory(directory)) => self.removed(&directory),
+            Some(Entry::Upper(object) | Entry::Lower(object)) => {
                 self.pair(Some(object), None);
                 Ok(())
             }
@@ -236,7 +237,7 @@ impl Walk<'_> {
         }
     }
 
-    /// A directory that is gone, with all that was in it.
+    /// Reports a removed directory, with everything that was in it.
     fn removed(&mut self, directory: &Directory) -> Result<(), Error> {
         let mut pending = vec![directory.clone()];
         while let Some(directory) = pending.pop() {
@@ -247,8 +248,8 @@ impl Walk<'_> {
             self.pair(Some(side), None);
             for name in self.old.all_names(&directory)? {
                 match self.old.find(&directory, &name)? {
-                    Some(Found::Directory(below)) => pending.push(below),
-                    Some(Found::Own(object) | Found::Through(object)) => {
+                    Some(Entry::Directory(below)) => pending.push(below),
+                    Some(Entry::Upper(object) | Entry::Lower(object)) => {
                         self.pair(Some(object), None);
                     }
                     None => {}

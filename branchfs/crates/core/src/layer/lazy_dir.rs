@@ -1,4 +1,4 @@
-//! A directory beside a layer's content that is made when it is first needed.
+//! A directory beside a layer's content that is created when it is first needed.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 
 use crate::no_follow;
-use crate::rooted_dir::{DirectoryEntry, Result, Tree};
+use crate::rooted_dir::{DirectoryEntry, Result, RootedDir};
 
 /// The directory, there or not.
 #[derive(Debug)]
 pub(super) struct LazyDir {
     layer: PathBuf,
     name: &'static str,
-    tree: OnceLock<Tree>,
+    tree: OnceLock<RootedDir>,
 }
 
 impl LazyDir {
@@ -23,17 +23,17 @@ impl LazyDir {
         Self { layer: layer.to_path_buf(), name, tree: OnceLock::new() }
     }
 
-    /// The directory, which is there from now on.
-    pub(super) fn tree(&self) -> Result<&Tree> {
+    /// The directory; creates it if it does not exist.
+    pub(super) fn tree(&self) -> Result<&RootedDir> {
         if let Some(tree) = self.tree.get() {
             return Ok(tree);
         }
         make_directory(&self.layer.join(self.name))?;
-        let tree = Tree::reopened(&self.layer, self.name)?;
+        let tree = RootedDir::reopened(&self.layer, self.name)?;
         Ok(self.tree.get_or_init(|| tree))
     }
 
-    /// What is in it; nothing where it was never needed.
+    /// Its entries; none if it was never created.
     pub(super) fn list(&self) -> Result<Vec<DirectoryEntry>> {
         let path = self.layer.join(self.name);
         if self.tree.get().is_none() && matches!(no_follow::exists(&path), Ok(false)) {
@@ -43,7 +43,7 @@ impl LazyDir {
     }
 }
 
-/// Makes a directory of a layer's; it may be there.
+/// Creates a directory of a layer; it may exist.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
     let made = match no_follow::make_directory(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),

@@ -6,26 +6,40 @@ use std::path::{Path, PathBuf};
 use rustix::fs::AtFlags;
 
 use super::{Layer, LayerId, lock};
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
+
+/// The hard links of one layer.
+///
+/// Each change of a count is logged in the layer's write set before it is shown.
+#[derive(Clone, Copy)]
+pub(crate) struct HardLinks<'l>(&'l Layer);
 
 impl Layer {
+    /// The hard links of this layer.
+    pub(crate) fn hard_links(&self) -> HardLinks<'_> {
+        HardLinks(self)
+    }
+}
+
+impl<'l> HardLinks<'l> {
     /// Number of links to show for an object of this layer that has `links` names in it.
-    pub(crate) fn shown_links(&self, ino: u64, links: u32) -> u32 {
-        let shown = self.own.as_ref().and_then(|own| lock(&own.log).link_counts.get(&ino).copied());
+    pub(crate) fn shown(self, ino: u64, links: u32) -> u32 {
+        let shown =
+            self.0.own.as_ref().and_then(|own| lock(&own.log).link_counts.get(&ino).copied());
         shown.unwrap_or(links)
     }
 
-    /// An object goes on showing this many links.
-    pub(crate) fn set_links(&self, ino: u64, links: u32) -> Result<()> {
-        let mut log = lock(&self.own().log);
+    /// Fixes the link count that an object shows.
+    pub(crate) fn set_count(self, ino: u64, links: u32) -> Result<()> {
+        let mut log = lock(&self.0.own().log);
         log.writes.links(ino, links)?;
         log.link_counts.insert(ino, links);
         Ok(())
     }
 
-    /// One name more or less for an object whose links are counted.
-    pub(crate) fn count_links(&self, ino: u64, change: i32) -> Result<()> {
-        let Some(own) = &self.own else { return Ok(()) };
+    /// Changes the link count of an object whose links are counted.
+    pub(crate) fn change_count(self, ino: u64, change: i32) -> Result<()> {
+        let Some(own) = &self.0.own else { return Ok(()) };
         let mut log = lock(&own.log);
         let Some(count) = log.link_counts.get(&ino) else { return Ok(()) };
         let count = count.saturating_add_signed(change);
@@ -34,16 +48,16 @@ impl Layer {
         Ok(())
     }
 
-    /// Remembers the copy at `path`, inode `ino`, of an object that had `links` names in a lower layer.
-    pub(crate) fn keep_link(
-        &self,
+    /// Records the copy at `path`, inode `ino`, of an object that had `links` names in a lower layer.
+    pub(crate) fn keep_copy(
+        self,
         origin: (LayerId, u64),
         path: &Path,
         ino: u64,
         links: u32,
     ) -> Result<()> {
-        let own = self.own();
-        let from = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
+        let own = self.0.own();
+        let from = self.0.tree.directory(path.parent().unwrap_or(Path::new("")))?;
         let to = own.links.tree()?.directory(Path::new(""))?;
         let name = path.file_name().unwrap_or(OsStr::new("."));
         rustix::fs::linkat(&*from, name, &*to, OsStr::new(&link_name(origin)), AtFlags::empty())?;
@@ -53,9 +67,9 @@ impl Layer {
         log.writes.links(ino, links)
     }
 
-    /// This layer hides so many more, or fewer, of the names of a lower object.
-    pub(crate) fn hide_links(&self, (layer, ino): (LayerId, u64), change: i32) -> Result<()> {
-        let mut log = lock(&self.own().log);
+    /// Changes the number of names of a lower object that this layer hides.
+    pub(crate) fn hide(self, (layer, ino): (LayerId, u64), change: i32) -> Result<()> {
+        let mut log = lock(&self.0.own().log);
         let count = log.hidden.get(&(layer.0, ino)).copied().unwrap_or(0);
         let count = count.saturating_add_signed(change);
         log.writes.hidden((layer.0, ino), count)?;
@@ -63,38 +77,38 @@ impl Layer {
         Ok(())
     }
 
-    /// How many of the names of a lower object this layer hides.
-    pub(crate) fn hidden_links(&self, (layer, ino): (LayerId, u64)) -> u32 {
+    /// The number of names of a lower object that this layer hides.
+    pub(crate) fn hidden(self, (layer, ino): (LayerId, u64)) -> u32 {
         let hidden =
-            self.own.as_ref().and_then(|own| lock(&own.log).hidden.get(&(layer.0, ino)).copied());
+            self.0.own.as_ref().and_then(|own| lock(&own.log).hidden.get(&(layer.0, ino)).copied());
         hidden.unwrap_or(0)
     }
 
     /// Whether this layer has a copy of a lower object that had several names.
-    pub(crate) fn has_link(&self, origin: (LayerId, u64)) -> bool {
-        self.own.as_ref().is_some_and(|own| lock(&own.log).linked.contains(&origin))
+    pub(crate) fn has_copy(self, origin: (LayerId, u64)) -> bool {
+        self.0.own.as_ref().is_some_and(|own| lock(&own.log).linked.contains(&origin))
     }
 
-    /// Gives such a copy one more of the names it had below.
-    pub(crate) fn link_kept(&self, origin: (LayerId, u64), path: &Path) -> Result<()> {
-        let from = self.own().links.tree()?.directory(Path::new(""))?;
-        let to = self.tree.directory(path.parent().unwrap_or(Path::new("")))?;
+    /// Adds a name to the copy of an object with several names below.
+    pub(crate) fn link_copy(self, origin: (LayerId, u64), path: &Path) -> Result<()> {
+        let from = self.0.own().links.tree()?.directory(Path::new(""))?;
+        let to = self.0.tree.directory(path.parent().unwrap_or(Path::new("")))?;
         let name = path.file_name().unwrap_or(OsStr::new("."));
         rustix::fs::linkat(&*from, OsStr::new(&link_name(origin)), &*to, name, AtFlags::empty())
     }
 
-    /// Where a copy is kept: for copying it up from here into another layer.
-    pub(crate) fn kept_link(&self, origin: (LayerId, u64)) -> Result<(&Tree, PathBuf)> {
-        Ok((self.own().links.tree()?, PathBuf::from(link_name(origin))))
+    /// The path of such a copy, for copying it up into another layer.
+    pub(crate) fn copy_path(self, origin: (LayerId, u64)) -> Result<(&'l RootedDir, PathBuf)> {
+        Ok((self.0.own().links.tree()?, PathBuf::from(link_name(origin))))
     }
 
     /// Whether some of the names below are not links to the copy yet.
-    pub(crate) fn lacks_names(&self) -> Result<bool> {
-        let Some(own) = &self.own else { return Ok(false) };
+    pub(crate) fn lacks_names(self) -> Result<bool> {
+        let Some(own) = &self.0.own else { return Ok(false) };
         for entry in own.links.list()? {
             let stat = own.links.tree()?.stat(Path::new(&entry.name))?;
             // One of its links is the one in `links`.
-            if self.shown_links(stat.stx_ino, stat.stx_nlink) > stat.stx_nlink - 1 {
+            if self.shown(stat.stx_ino, stat.stx_nlink) > stat.stx_nlink - 1 {
                 return Ok(true);
             }
         }

@@ -1,4 +1,4 @@
-//! A layer's marks, in the overlay format: whiteouts, opaque directories, redirects.
+//! The overlay attributes of a layer: whiteouts, opaque directories, redirects.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use rustix::io::Errno;
 
 use super::{Layer, WorkEntry};
 use crate::overlay;
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 
 impl Layer {
-    /// True where `stat` of `path` shows a whiteout.
+    /// Whether the object at `path` is a whiteout; `stat` is its status.
     pub(crate) fn is_whiteout(&self, path: &Path, stat: &Statx) -> Result<bool> {
         if self.own.is_none() {
             return Ok(false);
@@ -19,7 +19,7 @@ impl Layer {
         overlay::is_whiteout(&self.tree, path, stat)
     }
 
-    /// True where the directory at `path` hides what lower layers have there.
+    /// Whether the directory at `path` hides lower layers.
     pub(crate) fn is_opaque(&self, path: &Path) -> Result<bool> {
         let Some(own) = &self.own else {
             return Ok(false);
@@ -28,7 +28,7 @@ impl Layer {
         Ok(value.is_some_and(|value| value == b"y"))
     }
 
-    /// The redirect of the object at `path` as it is written.
+    /// The text of the redirect of the object at `path`.
     pub(crate) fn redirect_text(&self, path: &Path) -> Result<Option<Vec<u8>>> {
         let Some(own) = &self.own else {
             return Ok(None);
@@ -36,13 +36,13 @@ impl Layer {
         self.tree.find_xattr(path, OsStr::new(own.namespace.redirect()))
     }
 
-    /// True where the file at `path` is without its content, which a lower layer has (the kernel's layers only).
+    /// Whether the file at `path` is a metacopy (only in layers that overlayfs wrote).
     pub(crate) fn is_without_content(&self, path: &Path) -> Result<bool> {
         let metacopy = OsStr::new(overlay::METACOPY_XATTR);
         Ok(self.own.is_some() && self.tree.find_xattr(path, metacopy)?.is_some())
     }
 
-    /// Where the directory at `path` came from, if it was renamed over lower layers.
+    /// The original path of the directory at `path`, if it was renamed over lower layers.
     pub(crate) fn redirect(&self, path: &Path) -> Result<Option<PathBuf>> {
         match self.redirect_text(path)? {
             Some(value) => overlay::parse_redirect(&value, path).map(Some).ok_or(Errno::IO),
@@ -54,8 +54,8 @@ impl Layer {
         self.set_opaque_in(&self.tree, path)
     }
 
-    /// Marks a directory that is still in scratch, or in the layer.
-    pub(crate) fn set_opaque_in(&self, tree: &Tree, path: &Path) -> Result<()> {
+    /// Makes a directory opaque that is in the work directory or in the layer.
+    pub(crate) fn set_opaque_in(&self, tree: &RootedDir, path: &Path) -> Result<()> {
         tree.set_xattr(path, OsStr::new(self.own().namespace.opaque()), b"y", XattrFlags::empty())
     }
 
@@ -71,17 +71,17 @@ impl Layer {
         )
     }
 
-    /// Puts a whiteout at `path`, replacing whatever this layer has there.
+    /// Creates a whiteout at `path`, replacing the object there.
     pub(crate) fn put_whiteout(&self, path: &Path) -> Result<()> {
         const WHITEOUT_MODE: u32 = 0o020_000;
         match self.tree.make_node(path, WHITEOUT_MODE, 0) {
             Err(Errno::EXIST) => {}
             other => return other,
         }
-        let scratch = WorkEntry::new(self); // has what was there in the end, and removes it
+        let scratch = WorkEntry::new(self); // receives the earlier object, and removes it
         self.work()?.make_node(&scratch, WHITEOUT_MODE, 0)?;
-        self.place(&scratch, path, RenameFlags::EXCHANGE)?;
-        self.tree.forget(path);
+        self.rename_into_upper(&scratch, path, RenameFlags::EXCHANGE)?;
+        self.tree.invalidate(path);
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! What is being built in a layer's scratch directory: it goes again, with the room it takes, unless it was placed.
+//! Objects under construction in a layer's work directory. They are removed, and their charge is returned, unless they
+//! are renamed into the upper layer.
 
 use std::ffi::OsStr;
 use std::ops::Deref;
@@ -8,21 +9,26 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{AtFlags, RenameFlags};
 
 use super::Layer;
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 
 impl Layer {
-    /// A name in `work/` that nothing has.
+    /// An unused name in `work/`.
     pub(crate) fn scratch(&self) -> PathBuf {
         PathBuf::from(self.own().scratch.fetch_add(1, Ordering::Relaxed).to_string())
     }
 
     /// The scratch tree.
-    pub(crate) fn work(&self) -> Result<&Tree> {
+    pub(crate) fn work(&self) -> Result<&RootedDir> {
         self.own().work.tree()
     }
 
     /// Moves a finished object from scratch into the layer.
-    pub(crate) fn place(&self, scratch: &Path, path: &Path, flags: RenameFlags) -> Result<()> {
+    pub(crate) fn rename_into_upper(
+        &self,
+        scratch: &Path,
+        path: &Path,
+        flags: RenameFlags,
+    ) -> Result<()> {
         let (from, to) = (
             self.work()?.directory(Path::new(""))?,
             self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
@@ -32,12 +38,12 @@ impl Layer {
     }
 
     /// Moves an object of the layer into scratch.
-    pub(crate) fn unplace(&self, path: &Path, scratch: &Path) -> Result<()> {
+    pub(crate) fn rename_out_of_upper(&self, path: &Path, scratch: &Path) -> Result<()> {
         let (from, to) = (
             self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
             self.work()?.directory(Path::new(""))?,
         );
-        self.tree.forget(path);
+        self.tree.invalidate(path);
         rustix::fs::renameat_with(
             &*from,
             path.file_name().unwrap_or(OsStr::new(".")),
@@ -47,7 +53,7 @@ impl Layer {
         )
     }
 
-    /// Gives an object of the layer a name in scratch.
+    /// Links an object of the layer into the work directory.
     pub(crate) fn link_to_scratch(&self, path: &Path, scratch: &Path) -> Result<()> {
         let (from, to) = (
             self.tree.directory(path.parent().unwrap_or(Path::new("")))?,
@@ -63,7 +69,7 @@ impl Layer {
     }
 }
 
-/// A name in scratch that nothing has.
+/// A name in the work directory, whose object is removed on drop.
 #[derive(Debug)]
 pub(crate) struct WorkEntry<'l> {
     layer: &'l Layer,
@@ -76,7 +82,7 @@ impl<'l> WorkEntry<'l> {
         Self { layer, path: layer.scratch(), is_placed: false }
     }
 
-    /// It has been renamed into the layer: nothing is left to remove.
+    /// It was renamed into the upper layer: nothing is left to remove.
     pub(crate) fn placed(mut self) {
         self.is_placed = true;
     }
@@ -93,7 +99,7 @@ impl Deref for WorkEntry<'_> {
 impl Drop for WorkEntry<'_> {
     fn drop(&mut self) {
         if !self.is_placed {
-            // The error that is on its way is the one to tell; the next start empties scratch in any case.
+            // The earlier error is the one to report; the next start empties the work directory in any case.
             let _ = self.layer.work().and_then(|work| work.remove_all(&self.path));
         }
     }

@@ -15,13 +15,14 @@ use crate::rooted_dir::Result;
 pub(super) struct Blocks {
     bits: Vec<u8>,
     file: OwnedFd,
-    /// What is in memory is on disk too. It is not after an error, and for a copy of version 1, whose extents are its map.
+    /// Whether the map on disk is up to date. False after an error, and for a copy of version 1, whose extents are its
+    /// map.
     is_written: bool,
 }
 
 impl Blocks {
-    /// Reads the map of `copy`. A block counts only where the copy has data up to `limit`: after a loss of power the map
-    /// may be newer than the content. Without a map on disk all data is the copy's own.
+    /// Reads the map of `copy`. A block counts only if the copy has data there below `limit`: after a power failure the
+    /// map may be newer than the content. Without a map on disk all data belongs to the copy.
     pub(super) fn load(file: OwnedFd, copy: &OwnedFd, limit: u64, has_map: bool) -> Result<Self> {
         let count = limit.div_ceil(BLOCK_BYTES);
         let length = usize::try_from(count.div_ceil(8)).map_err(|_| Errno::FBIG)?;
@@ -52,7 +53,7 @@ impl Blocks {
         self.bits.get(byte).is_some_and(|bits| bits & bit != 0)
     }
 
-    /// The first block from `start` on that is in the map (`wanted`) or is not; `None`: none before `end`.
+    /// The first block from `start` on that is in the map (`wanted`) or is not; `None` if there is none before `end`.
     pub(super) fn next(&self, start: u64, end: u64, wanted: bool) -> Option<u64> {
         let other = if wanted { 0 } else { 0xff };
         let mut block = start;
@@ -68,7 +69,7 @@ impl Blocks {
         None
     }
 
-    /// Called before content is written that the map will name: `use_map` tells that there is one.
+    /// Prepares the map before content is written that it will name. `use_map` records that there is a map.
     pub(super) fn prepare(&mut self, use_map: impl FnOnce() -> Result<()>) -> Result<()> {
         if !self.is_written {
             write_all(&self.file, &self.bits, 0)?;
@@ -79,7 +80,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Adds blocks. Where that fails the map is as before.
+    /// Adds blocks. If that fails the map does not change.
     pub(super) fn add(&mut self, start: u64, end: u64) -> Result<()> {
         let (first, last) = (place(start).0, place(end.saturating_sub(1)).0);
         let mut bytes = self.bits[first..=last].to_vec();

@@ -1,4 +1,4 @@
-//! What a partial copy was copied from: a whole file, or a partial copy of a layer further down.
+//! The lower file of a partial copy: a complete file, or a partial copy of a layer further down.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use crate::rooted_dir::Result;
 #[derive(Debug)]
 pub(crate) struct LowerFile {
     file: OwnedFd,
-    /// What it must still be.
-    seen: LowerFingerprint,
-    /// Where it is a partial copy itself: that.
+    /// The fingerprint that it must still have.
+    fingerprint: LowerFingerprint,
+    /// The partial copy, if it is one itself.
     partial: Option<Arc<PartialCopy>>,
 }
 
 impl LowerFile {
-    /// The file `file`; `None` where it is not what was `seen`.
+    /// Checks that `file` is the lower file with this fingerprint; `None` if it is not.
     pub(crate) fn new(
         file: OwnedFd,
         seen: LowerFingerprint,
         partial: Option<Arc<PartialCopy>>,
     ) -> Result<Option<Self>> {
-        let original = Self { file, seen, partial };
+        let original = Self { file, fingerprint: seen, partial };
         Ok(original.is_unchanged()?.then_some(original))
     }
 
     fn is_unchanged(&self) -> Result<bool> {
-        Ok(LowerFingerprint::of(self.file.as_fd())? == self.seen)
+        Ok(LowerFingerprint::of(self.file.as_fd())? == self.fingerprint)
     }
 
-    /// Fills `buffer` from `offset`; all of it is inside the file.
+    /// Fills `buffer` from `offset`; the range must be inside the file.
     pub(super) fn read(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -51,11 +51,11 @@ impl LowerFile {
             }
             done += read;
         }
-        // Afterwards: what was changed before or during the read must not be mixed in.
+        // Checked after the read: changes before or during it must not be mixed in.
         if self.is_unchanged()? { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Where data begins at or after `offset`; `None`: nowhere.
+    /// Offset of the first data at or after `offset`; `None` if there is none.
     pub(super) fn data_at(&self, offset: u64) -> Result<Option<u64>> {
         match self.partial.as_ref().map(|partial| partial.seek_data(offset)) {
             None => data_at(&self.file, offset),
@@ -64,7 +64,7 @@ impl LowerFile {
         }
     }
 
-    /// Where a hole begins at or after `offset`; the end of the file is one.
+    /// Offset of the first hole at or after `offset`; the end of the file counts as one.
     pub(super) fn hole_at(&self, offset: u64) -> Result<u64> {
         match &self.partial {
             None => hole_at(&self.file, offset),
@@ -72,7 +72,7 @@ impl LowerFile {
         }
     }
 
-    /// Blocks of 512 bytes that a whole copy of it would have.
+    /// The number of 512-byte blocks that a complete copy of it would have.
     pub(super) fn blocks(&self) -> Result<u64> {
         match &self.partial {
             None => Ok(u64::try_from(rustix::fs::fstat(&self.file)?.st_blocks).unwrap_or(0)),
@@ -80,7 +80,7 @@ impl LowerFile {
         }
     }
 
-    /// The data in `start..end`, in pieces.
+    /// The data ranges in `start..end`.
     fn pieces(&self, start: u64, end: u64) -> impl Iterator<Item = Result<(u64, u64)>> {
         let mut at = start;
         std::iter::from_fn(move || {
@@ -100,13 +100,14 @@ impl LowerFile {
         })
     }
 
-    /// How much of `start..end` is data, by whole blocks: the last one is on disk as a whole, too. `start` begins a block.
+    /// The amount of data in `start..end`, in whole blocks (the last one takes a whole block on disk, too). `start` is
+    /// the start of a block.
     pub(super) fn data_bytes(&self, start: u64, end: u64) -> Result<u64> {
         let length = |(start, end): (u64, u64)| end.next_multiple_of(BLOCK_BYTES) - start;
         self.pieces(start, end).map(|piece| piece.map(length)).sum()
     }
 
-    /// Copies the data in `start..end` to the same place of `to`; holes stay holes.
+    /// Copies the data in `start..end` to the same offsets of `to`; holes stay holes.
     pub(super) fn copy_data(&self, to: &OwnedFd, start: u64, end: u64) -> Result<()> {
         for piece in self.pieces(start, end) {
             let (start, end) = piece?;

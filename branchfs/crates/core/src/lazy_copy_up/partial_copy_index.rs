@@ -22,7 +22,7 @@ use crate::rooted_dir::Result;
 #[derive(Debug)]
 pub(crate) struct PartialCopyIndex {
     directory: PathBuf,
-    /// Inode number -> the copy, while somebody has it open.
+    /// Inode number -> the copy, while it is open.
     known: Mutex<HashMap<u64, Weak<PartialCopy>>>,
 }
 
@@ -90,14 +90,15 @@ impl PartialCopyIndex {
         opened.map(OwnedFd::from).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 
-    /// It is one no more.
+    /// Removes the entry of a copy that is complete.
     pub(crate) fn unmark(&self, ino: u64) {
         self.lock().remove(&ino);
         // One that stays is looked at once more at the next start.
         let _ = no_follow::remove_file(&self.directory.join(ino.to_string()));
     }
 
-    /// The copy that is open under this number; `open` opens it otherwise, `None` where it is none.
+    /// The open copy with this inode number; if it is not open, `open` opens it (`None` if the file is not a partial
+    /// copy).
     pub(crate) fn get(
         &self,
         ino: u64,

@@ -15,7 +15,7 @@ use crate::ids::LayerId;
 use crate::overlay::Namespace;
 use crate::rooted_dir::{Result, read_growing};
 
-/// The copy's extents are its map: what earlier versions of the program made.
+/// The copy's extents are its map, as in earlier versions of the program.
 const WITHOUT_MAP: u8 = 1;
 
 /// The copy has a map ([`super::blocks`]).
@@ -24,8 +24,8 @@ const WITH_MAP: u8 = 2;
 /// Everything before the path.
 const HEAD_BYTES: usize = 1 + 5 * 8;
 
-/// What tells one state of an original's content from another. Not the change time: being renamed, or getting
-/// another mode, changes no content.
+/// Identifies one state of a lower file's content. Without the ctime: a rename or a change of mode does not change the
+/// content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LowerFingerprint {
     pub(crate) ino: u64,
@@ -46,16 +46,16 @@ impl LowerFingerprint {
     }
 }
 
-/// Of what a file is a partial copy, and how far.
+/// The lower file of a partial copy, and the limit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Record {
     pub(crate) has_map: bool,
-    /// Below this offset, blocks that are not the copy's own show the original.
+    /// Below this offset, blocks that are not the copy's own read from the original.
     pub(crate) limit: u64,
-    /// Where the original was when it was copied.
+    /// The layer of the original at the time of the copy.
     pub(crate) layer: LayerId,
     pub(crate) path: PathBuf,
-    pub(crate) seen: LowerFingerprint,
+    pub(crate) fingerprint: LowerFingerprint,
 }
 
 impl Record {
@@ -81,10 +81,10 @@ impl Record {
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![if self.has_map { WITH_MAP } else { WITHOUT_MAP }];
-        for number in [self.limit, self.layer.0, self.seen.ino, self.seen.size] {
+        for number in [self.limit, self.layer.0, self.fingerprint.ino, self.fingerprint.size] {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
-        bytes.extend_from_slice(&self.seen.mtime.to_le_bytes());
+        bytes.extend_from_slice(&self.fingerprint.mtime.to_le_bytes());
         bytes.extend_from_slice(self.path.as_os_str().as_bytes());
         bytes
     }
@@ -98,7 +98,7 @@ impl Record {
             has_map: *version == WITH_MAP,
             limit: u64::from_le_bytes(next()?),
             layer: LayerId(u64::from_le_bytes(next()?)),
-            seen: LowerFingerprint {
+            fingerprint: LowerFingerprint {
                 ino: u64::from_le_bytes(next()?),
                 size: u64::from_le_bytes(next()?),
                 mtime: i64::from_le_bytes(next()?),
@@ -120,7 +120,7 @@ mod tests {
             limit: 5,
             layer: LayerId(7),
             path: PathBuf::from(OsStr::from_bytes(b"a/\xff\nb")),
-            seen: LowerFingerprint { ino: 9, size: 11, mtime: -13 },
+            fingerprint: LowerFingerprint { ino: 9, size: 11, mtime: -13 },
         };
         let bytes = record.bytes();
         assert_eq!(Record::parse(&bytes), Some(record));

@@ -34,7 +34,8 @@ impl Rig {
         copy.set_len(SIZE as u64).unwrap();
         let seen = LowerFingerprint::of(original.as_fd()).unwrap();
         let path = PathBuf::from("original");
-        let record = Record { has_map: true, limit: seen.size, layer: BASE, path, seen };
+        let record =
+            Record { has_map: true, limit: seen.size, layer: BASE, path, fingerprint: seen };
         record.write(copy.as_fd(), Namespace::Trusted).unwrap();
         File::create(directory.path().join("map")).unwrap();
         let copy = reopen(directory.path());
@@ -137,7 +138,8 @@ fn reopen(directory: &Path) -> PartialCopy {
     let (file, original): (OwnedFd, OwnedFd) = (open("copy"), open("original"));
     let seen = LowerFingerprint::of(original.as_fd()).unwrap();
     let original = LowerFile::new(original, seen, None).unwrap();
-    let whole = Record { has_map: true, limit: 0, layer: BASE, path: PathBuf::new(), seen };
+    let whole =
+        Record { has_map: true, limit: 0, layer: BASE, path: PathBuf::new(), fingerprint: seen };
     let record = Record::read(file.as_fd(), Namespace::Trusted).unwrap().unwrap_or(whole);
     PartialCopy::new(file, open("map"), &record, original, Namespace::Trusted).unwrap()
 }
@@ -193,7 +195,8 @@ fn a_copy_of_a_partial_copy_shows_the_same() {
         let second = tempfile::tempfile().unwrap();
         second.set_len(seen.size).unwrap();
         let path = PathBuf::new();
-        let record = Record { has_map: true, limit: seen.size, layer: BASE, path, seen };
+        let record =
+            Record { has_map: true, limit: seen.size, layer: BASE, path, fingerprint: seen };
         record.write(second.as_fd(), Namespace::Trusted).unwrap();
         let (second, map) = (second.into(), tempfile::tempfile().unwrap().into());
         rig.copy = PartialCopy::new(second, map, &record, original, Namespace::Trusted).unwrap();

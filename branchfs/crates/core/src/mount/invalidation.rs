@@ -7,17 +7,17 @@ use super::{MAIN, Mount, MountedBranch, ViewId};
 use crate::scheduling::yield_now;
 use crate::view::{NodeIndex, ROOT};
 
-/// What the kernel has cached of the answers of views: names, attributes, content.
+/// The kernel's caches of the answers of views: names, attributes, content.
 ///
-/// An invalidation that finds nothing, or fails, does no harm: the kernel has forgotten the object already.
+/// An invalidation that finds nothing, or fails, does no harm: the kernel has dropped the object already.
 pub trait KernelCache: Send + Sync {
     /// Invalidates the attributes and the content of a node.
     fn invalidate_node(&self, slot: ViewId, index: NodeIndex);
     /// Invalidates a name in a directory, and all names below it.
     fn invalidate_entry(&self, slot: ViewId, parent: NodeIndex, name: &OsStr);
-    /// Makes the kernel look a name up again when it is used next.
+    /// Makes the kernel look up a name again at its next use.
     fn expire_entry(&self, slot: ViewId, parent: NodeIndex, name: &OsStr);
-    /// Invalidates all names of the mount, where the kernel can.
+    /// Invalidates all names of the mount, if the kernel supports it.
     fn increment_epoch(&self);
 }
 
@@ -69,18 +69,18 @@ impl Mount {
 
     /// From now on branches are covered by other mounts, which the kernel removes with the names below them. So the epoch
     /// must not be increased, which would invalidate all names.
-    pub fn expect_covers(&self) {
+    pub fn disable_epoch(&self) {
         self.has_covers.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the kernel forget what it keeps of main's root after a commit; the rest of main is asked for each time.
+    /// Makes the kernel drop its cache of main's root after a commit. The rest of main is not cached.
     pub(crate) fn invalidate_main(&self) {
         if let Some(kernel) = self.kernel.get() {
             kernel.invalidate_node(MAIN, ROOT);
         }
     }
 
-    /// Lets the kernel forget what a commit into this branch has outdated.
+    /// Makes the kernel drop what a commit into this branch made out of date.
     pub(crate) fn invalidate_outdated(&self, slot: ViewId, outdated: &[crate::view::Outdated]) {
         let Some(kernel) = self.kernel.get() else {
             return;
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
     use crate::layer::Layer;
-    use crate::rooted_dir::Tree;
+    use crate::rooted_dir::RootedDir;
     use crate::view::NodeLocation;
 
     /// Records the invalidated names.
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_big_branch_is_forgotten_name_by_name_and_its_own_name_last() {
         let directory = tempfile::tempdir().unwrap();
-        let base = Arc::new(Layer::base(Tree::open_root(directory.path()).unwrap()));
+        let base = Arc::new(Layer::base(RootedDir::open_root(directory.path()).unwrap()));
         let mount = Mount::new(Arc::clone(&base));
         let told = Arc::new(Told::default());
         mount.connect(Arc::clone(&told) as Arc<dyn KernelCache>);

@@ -1,4 +1,4 @@
-//! A branch as it is mounted: its view, and how it stands.
+//! A mounted branch: its view and its state.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -11,16 +11,16 @@ use super::{MAIN, ViewId};
 use crate::rooted_dir::Result;
 use crate::view::View;
 
-/// How a branch stands.
+/// Whether a branch is live or stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum BranchState {
     Live,
-    /// A sibling was committed first, or the branch is gone: everything answers ESTALE.
+    /// A sibling was committed first, or the branch is gone: all requests return ESTALE.
     Stale,
 }
 
-/// A view with what requests need to know before they lock it.
+/// A view with the data that requests need before they lock it.
 #[derive(Debug)]
 pub struct MountedBranch {
     /// Its number in the mount.
@@ -30,10 +30,10 @@ pub struct MountedBranch {
     /// Slot of the parent branch.
     pub parent: ViewId,
     pub(super) status: AtomicU8,
-    /// Live children, and a commit under way, freeze a branch.
+    /// The number of freezes. Live children and a running commit freeze a branch.
     freezes: AtomicUsize,
-    /// The file with the branch's record, as long as nobody has asked for something in the branch to be durable: a branch
-    /// that is lost with the power takes its files with it.
+    /// The file with the branch's record, until the first sync in the branch: a branch that is lost in a power failure
+    /// takes its unsynced files with it.
     pub(super) unsynced_record: Mutex<Option<Arc<File>>>,
     view: Mutex<View>,
 }
@@ -51,15 +51,15 @@ impl MountedBranch {
         }
     }
 
-    /// The view, whatever its state, with the layers that it has now. For requests, and for verbs in their turn: the base
-    /// must not be changing.
+    /// Locks the view in any state, with its present layers. For requests, and for verbs in their turn: the base must
+    /// not be changing.
     pub fn lock(&self) -> MutexGuard<'_, View> {
         let mut view = self.lock_as_it_is();
         view.catch_up();
         view
     }
 
-    /// The view with the layers that it had when it was last used: for what concerns its nodes and handles alone.
+    /// The view with its layers as of the last request: only for operations on its nodes and handles.
     pub fn lock_as_it_is(&self) -> MutexGuard<'_, View> {
         // A request that panicked may have left the node table behind the layers; the layers themselves are sound, and
         // lookups bring the table in line again.
@@ -87,7 +87,7 @@ impl MountedBranch {
         if self.is_frozen() { Err(Errno::ROFS) } else { Ok(view) }
     }
 
-    /// The views in whose root the branch is found as `@name`.
+    /// The views whose root contains the branch as `@name`.
     pub(super) fn places(&self) -> impl Iterator<Item = (ViewId, OsString)> {
         let mut name = OsString::from("@");
         name.push(&self.name);
@@ -99,14 +99,14 @@ impl MountedBranch {
         self.freezes.load(Ordering::Acquire) > 0
     }
 
-    /// Makes changes in the branch fail while the guard exists.
+    /// Makes changes in the branch fail as long as the guard exists.
     pub(crate) fn freeze(self: &Arc<Self>) -> FreezeGuard {
         self.freezes.fetch_add(1, Ordering::AcqRel);
         FreezeGuard(Arc::clone(self))
     }
 }
 
-/// Keeps a branch frozen while it exists. The only way to change the count of freezes.
+/// Keeps a branch frozen as long as it exists. The only way to change the number of freezes.
 #[derive(Debug)]
 pub(crate) struct FreezeGuard(Arc<MountedBranch>);
 

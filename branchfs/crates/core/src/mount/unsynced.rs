@@ -1,4 +1,4 @@
-//! What is on disk when a sync returns: the records of branches that were made a moment ago, too.
+//! What a sync makes durable: the branch records that are not synced yet, too.
 
 use std::fs::File;
 use std::sync::{Arc, PoisonError};
@@ -7,14 +7,14 @@ use super::{MAIN, Mount, ViewId};
 use crate::rooted_dir::Result;
 
 impl Mount {
-    /// Tells that a new branch's record has been written, but not synced.
+    /// Records that a new branch's record was written, but not synced.
     pub(crate) fn set_unsynced_record(&self, slot: ViewId, record: Arc<File>) {
         if let Ok(mounted) = self.mounted(slot) {
             *mounted.unsynced_record.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
         }
     }
 
-    /// What is synced in a branch for the first time needs the branch's record on disk, and those above it.
+    /// Before the first sync in a branch: makes the records of the branch and its ancestors durable.
     ///
     /// # Errors
     /// `ESTALE` if a branch is gone; the error of the sync.

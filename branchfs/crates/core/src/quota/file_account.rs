@@ -1,6 +1,6 @@
 //! The disk usage charged for one file of a limited layer.
 //!
-//! A file that is written sequentially has contiguous blocks: `covered` is their end, and overwriting them is free. As long
+//! A file that is written sequentially has contiguous blocks: `dense_prefix` is their end, and overwriting them is free. As long
 //! as the file has no other blocks (it is not `sparse`), its usage is computed. For a file with holes, or with blocks beyond
 //! its end, the file system is queried: for the next hole before a write, and for the number of blocks after it.
 //!
@@ -15,29 +15,29 @@ use rustix::fs::{FallocateFlags, SeekFrom};
 use super::{BLOCK_BYTES, Kind, Quota};
 use crate::rooted_dir::Result;
 
-/// What `stat` counts blocks in.
+/// The unit of `stat`'s block count.
 const STAT_BLOCK_BYTES: u64 = 512;
 
 /// One file's account.
 #[derive(Debug)]
 pub struct FileAccount {
     quota: Arc<Quota>,
-    /// A whole number of blocks: up to here the file has them all. Falls only under `state`.
-    covered: AtomicU64,
+    /// The file has all blocks below this offset, a multiple of the block size. Only lowered under `state`.
+    dense_prefix: AtomicU64,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     charged: u64,
-    /// There may be blocks beyond `covered`.
+    /// There may be blocks beyond `dense_prefix`.
     sparse: bool,
 }
 
 impl FileAccount {
     /// An empty file's.
     pub(super) fn new(quota: Arc<Quota>) -> Self {
-        Self { quota, covered: AtomicU64::new(0), state: Mutex::default() }
+        Self { quota, dense_prefix: AtomicU64::new(0), state: Mutex::default() }
     }
 
     /// Creates the account of a file with this number of blocks, as returned by `stat`.
@@ -45,11 +45,12 @@ impl FileAccount {
         let charged = stat_blocks * STAT_BLOCK_BYTES;
         quota.force_charge(Kind::Content, charged);
         let state = Mutex::new(State { charged, sparse: true });
-        Self { quota, covered: AtomicU64::new(0), state }
+        Self { quota, dense_prefix: AtomicU64::new(0), state }
     }
 
-    /// Takes bytes that are about to be copied into the empty file; [`Self::reopened`] then finds how it came out.
-    pub(super) fn expect(&self, bytes: u64) -> Result<()> {
+    /// Charges bytes that are about to be copied into the empty file; [`Self::reopened`] corrects the charge
+    /// afterwards.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<()> {
         let mut state = self.lock();
         self.quota.charge(Kind::Content, bytes)?;
         state.charged += bytes;
@@ -71,14 +72,14 @@ impl FileAccount {
         change: impl FnOnce() -> Result<usize>,
     ) -> Result<usize> {
         let end = offset.saturating_add(length);
-        if end <= self.covered.load(Ordering::Acquire) {
+        if end <= self.dense_prefix.load(Ordering::Acquire) {
             return change();
         }
         let mut state = self.lock();
         let taken = self.take(&mut state, file, offset, end)?;
         let outcome = change();
         let written = outcome.as_ref().map_or(0, |count| *count as u64);
-        self.settle(&mut state, file, offset, offset + written, taken);
+        self.adjust_charge(&mut state, file, offset, offset + written, taken);
         outcome
     }
 
@@ -97,7 +98,7 @@ impl FileAccount {
             let taken = self.take(&mut state, file, offset, end)?;
             let outcome = change();
             let reached = if outcome.is_ok() { end } else { offset };
-            self.settle(&mut state, file, offset, reached, taken);
+            self.adjust_charge(&mut state, file, offset, reached, taken);
             return outcome;
         }
         state.sparse = true;
@@ -109,15 +110,15 @@ impl FileAccount {
         let taken = if takes {
             self.take(&mut state, file, offset, end)?
         } else {
-            self.covered.fetch_min(block_start(offset), Ordering::AcqRel);
+            self.dense_prefix.fetch_min(block_start(offset), Ordering::AcqRel);
             0
         };
         let outcome = change();
-        self.settle(&mut state, file, offset, offset, taken);
+        self.adjust_charge(&mut state, file, offset, offset, taken);
         outcome
     }
 
-    /// Gives the file another size by `change`. Growing adds a hole, which costs nothing.
+    /// Changes the size of the file by `change`. Growing adds a hole, which is free.
     pub(crate) fn resize<T>(
         &self,
         file: BorrowedFd<'_>,
@@ -125,14 +126,14 @@ impl FileAccount {
         change: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let mut state = self.lock();
-        let covered =
-            self.covered.fetch_min(block_end(size), Ordering::AcqRel).min(block_end(size));
+        let dense_prefix =
+            self.dense_prefix.fetch_min(block_end(size), Ordering::AcqRel).min(block_end(size));
         let outcome = change();
         if outcome.is_err() || state.sparse {
             state.sparse = true;
-            self.reckon(&mut state, file);
+            self.recount(&mut state, file);
         } else {
-            self.set(&mut state, covered);
+            self.set(&mut state, dense_prefix);
         }
         if size == 0 && outcome.is_ok() && state.charged == 0 {
             state.sparse = false;
@@ -140,31 +141,31 @@ impl FileAccount {
         outcome
     }
 
-    /// The file is opened, or was filled: finds out whether it has holes.
+    /// The file was opened, or filled: determines whether it has holes.
     pub(crate) fn reopened(&self, file: BorrowedFd<'_>) {
         let mut state = self.lock();
         if !state.sparse {
             return;
         }
-        self.reckon(&mut state, file);
+        self.recount(&mut state, file);
         let (Ok(stat), Ok(hole)) =
             (rustix::fs::fstat(file), rustix::fs::seek(file, SeekFrom::Hole(0)))
         else {
             return; // an empty file has no hole to be found; others are asked again at the next write
         };
-        self.covered.fetch_max(block_start(hole), Ordering::AcqRel);
+        self.dense_prefix.fetch_max(block_start(hole), Ordering::AcqRel);
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if hole >= size {
-            self.covered.fetch_max(block_end(size), Ordering::AcqRel);
+            self.dense_prefix.fetch_max(block_end(size), Ordering::AcqRel);
             state.sparse = state.charged > block_end(size);
         }
     }
 
-    /// A writer closes the file. What a change that raced with another left uncounted is counted now.
+    /// A writer closes the file: charges what racing changes left uncharged.
     pub(crate) fn closed(&self, file: BorrowedFd<'_>) {
         let mut state = self.lock();
         if state.sparse {
-            self.reckon(&mut state, file);
+            self.recount(&mut state, file);
         } else if let Ok(stat) = rustix::fs::fstat(file) {
             // Blocks that the file system holds ready beyond the end (XFS does) go when the file is closed.
             let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -175,19 +176,19 @@ impl FileAccount {
         }
     }
 
-    /// Takes what a change of `offset..end` may add.
+    /// Charges the most that a change of `offset..end` can add.
     fn take(&self, state: &mut State, file: BorrowedFd<'_>, offset: u64, end: u64) -> Result<u64> {
-        let covered = self.covered.load(Ordering::Acquire);
-        if end <= covered {
+        let dense_prefix = self.dense_prefix.load(Ordering::Acquire);
+        if end <= dense_prefix {
             return Ok(0);
         }
-        if offset > covered {
+        if offset > dense_prefix {
             state.sparse = true;
         }
         if state.sparse && fills_no_hole(file, offset, end) {
             return Ok(0);
         }
-        let bytes = block_end(end) - covered.max(block_start(offset)).min(block_end(end));
+        let bytes = block_end(end) - dense_prefix.max(block_start(offset)).min(block_end(end));
         match self.quota.charge(Kind::Content, bytes) {
             Ok(()) => {
                 state.charged += bytes;
@@ -201,8 +202,8 @@ impl FileAccount {
         }
     }
 
-    /// After a change that reached from `offset` to `reached`, for which `taken` was taken.
-    fn settle(
+    /// Corrects the charge after a change from `offset` to `reached`, for which `taken` was charged.
+    fn adjust_charge(
         &self,
         state: &mut State,
         file: BorrowedFd<'_>,
@@ -210,21 +211,22 @@ impl FileAccount {
         reached: u64,
         taken: u64,
     ) {
-        let covered = self.covered.load(Ordering::Acquire);
-        let reaches_on = reached > offset && offset <= covered;
+        let dense_prefix = self.dense_prefix.load(Ordering::Acquire);
+        let reaches_on = reached > offset && offset <= dense_prefix;
         if reaches_on {
-            self.covered.fetch_max(block_end(reached), Ordering::AcqRel);
+            self.dense_prefix.fetch_max(block_end(reached), Ordering::AcqRel);
         }
         if state.sparse {
-            self.reckon(state, file);
+            self.recount(state, file);
         } else {
-            let added = if reaches_on { block_end(reached).saturating_sub(covered) } else { 0 };
+            let added =
+                if reaches_on { block_end(reached).saturating_sub(dense_prefix) } else { 0 };
             self.set(state, state.charged - taken + added);
         }
     }
 
-    /// Asks the file system what the file holds.
-    fn reckon(&self, state: &mut State, file: BorrowedFd<'_>) {
+    /// Re-reads the file's block count and corrects the charge.
+    fn recount(&self, state: &mut State, file: BorrowedFd<'_>) {
         if let Ok(stat) = rustix::fs::fstat(file) {
             self.set(state, blocks_of(&stat));
         }
@@ -264,8 +266,8 @@ fn fills_no_hole(file: BorrowedFd<'_>, offset: u64, end: u64) -> bool {
     end <= size && rustix::fs::seek(file, SeekFrom::Hole(offset)).is_ok_and(|hole| hole >= end)
 }
 
-/// Blocks that were set aside look like holes until they are written: where there are as many as the size asks for,
-/// no more are needed.
+/// Whether all blocks up to `end` exist. Preallocated blocks look like holes until they are written, so the block count
+/// is compared with the size.
 fn has_all_blocks(file: BorrowedFd<'_>, end: u64) -> bool {
     rustix::fs::fstat(file).is_ok_and(|stat| {
         let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -429,7 +431,7 @@ mod tests {
         let found = FileAccount::found(Arc::clone(&quota), 3 * BLOCK_BYTES / STAT_BLOCK_BYTES);
         found.reopened(tried.file.as_fd());
         assert_eq!(quota.used(), 3 * BLOCK_BYTES);
-        assert_eq!(found.covered.load(Ordering::Relaxed), 3 * BLOCK_BYTES);
+        assert_eq!(found.dense_prefix.load(Ordering::Relaxed), 3 * BLOCK_BYTES);
         assert!(!found.lock().sparse);
         drop(found);
         assert_eq!(quota.used(), 0, "what goes gives back");

@@ -1,4 +1,4 @@
-//! What a transaction does to a path of the base, as it is told and kept.
+//! The changes that a transaction makes to paths of the base, as they are reported and stored.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
-use crate::diff::{ChangeKind, join};
+use crate::diff::{ChangeKind, match_pairs};
 
 /// The type of an object.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -41,14 +41,14 @@ pub struct Change {
     pub path: PathBuf,
     /// How the path changed.
     pub change: ChangeKind,
-    /// Where it was, if it was renamed.
+    /// The earlier path, if it was renamed.
     #[serde(with = "super::step::hex_option", default, skip_serializing_if = "Option::is_none")]
     pub from: Option<PathBuf>,
     /// The type of the object.
     pub kind: ObjectKind,
 }
 
-/// Sorts, and folds what was deleted and added at one path into one change.
+/// Sorts the changes, and combines a deletion and an addition at one path into one change.
 pub(super) fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
     let mut by_path: BTreeMap<PathBuf, Change> = BTreeMap::new();
     for change in changes {
@@ -71,8 +71,8 @@ pub(super) fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
     by_path.into_values().collect()
 }
 
-/// Objects, but for directories, that may have been renamed: as in a difference, what goes and what comes is one if it is
-/// the same object. Content is not read.
+/// Objects other than directories that may have been renamed. As in a difference, a removed and an added object are one
+/// if they are the same object. Content is not read.
 #[derive(Debug, Default)]
 pub(super) struct Renames {
     deleted: BTreeMap<PathBuf, Moving>,
@@ -102,14 +102,14 @@ impl Renames {
 
     /// The changes, with one for each that was renamed. They are sorted by path, one for each.
     pub(super) fn joined(mut self, changes: Vec<Change>) -> Vec<Change> {
-        // What is another object at the same path is told so already.
+        // Replaced objects at the same path are reported already.
         let mut by_path: BTreeMap<PathBuf, Change> =
             changes.into_iter().map(|change| (change.path.clone(), change)).collect();
         let is = |path: &PathBuf, kind| by_path.get(path).is_some_and(|known| known.change == kind);
         self.deleted.retain(|path, _| is(path, ChangeKind::Deleted));
         self.added.retain(|path, _| is(path, ChangeKind::Added));
         let key = |moving: &Moving| Some((moving.kind.as_raw_mode(), moving.ino));
-        for (before, after) in join(&mut self.deleted, &mut self.added, key) {
+        for (before, after) in match_pairs(&mut self.deleted, &mut self.added, key) {
             by_path.remove(&before.path);
             if let Some(change) = by_path.get_mut(&after.path) {
                 (change.change, change.from) = (ChangeKind::Renamed, Some(before.path));

@@ -301,17 +301,17 @@ impl Case {
             .plan_for_tests("branch", crate::path_filter::PathFilter::default())
             .unwrap();
         assert!(plan.drift.is_empty(), "{:?}", plan.drift);
-        for litter in &plan.litter {
-            disk.remove_file(litter).unwrap();
+        for whiteout in &plan.stray_whiteouts {
+            disk.remove_file(whiteout).unwrap();
         }
-        let decided = Prepared::new(&disk, plan).unwrap().decide(&disk, header).unwrap();
+        let decided = Prepared::new(&disk, plan).unwrap().log(&disk, header).unwrap();
         (disk, decided)
     }
 
     fn decide_revert(&self, towards: UndoDirection) -> (TransactionRoots, LoggedTransaction) {
         let (disk, header, plan) = self.open().plan_revert_for_tests(towards).unwrap();
         assert!(plan.drift.is_empty(), "{:?}", plan.drift);
-        let decided = Prepared::new(&disk, plan).unwrap().decide(&disk, header).unwrap();
+        let decided = Prepared::new(&disk, plan).unwrap().log(&disk, header).unwrap();
         (disk, decided)
     }
 

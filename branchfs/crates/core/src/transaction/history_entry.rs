@@ -1,4 +1,4 @@
-//! The commits that can be undone, as their entries in the store tell of them.
+//! The commits that can be undone, as recorded by their entries in the store.
 
 use std::path::{Path, PathBuf};
 
@@ -15,14 +15,14 @@ pub(crate) struct HistoryEntry {
     pub(crate) commit: LoggedTransaction,
     /// When it was done last.
     pub(crate) done: Interval,
-    /// The veil over it, or over its undo while it is undone.
-    pub(crate) veil: Option<u64>,
+    /// The snapshot layer over it, or over its undo while it is undone.
+    pub(crate) snapshot_layer: Option<u64>,
     /// Its undo, while it is undone.
     pub(crate) undone: Option<(LoggedTransaction, Interval)>,
 }
 
-/// Every commit of the history, oldest first; the last ones may be undone. An entry that cannot be read is left alone:
-/// it can be pruned, not undone.
+/// Every commit of the history, oldest first; the last ones may be undone. An entry that cannot be read is skipped: it
+/// can be pruned, not undone.
 pub(crate) fn history(disk: &TransactionRoots) -> Result<Vec<HistoryEntry>, Error> {
     let mut entries = Vec::new();
     for entry in disk.store.list(Path::new(HISTORY)).at(HISTORY)? {
@@ -31,23 +31,23 @@ pub(crate) fn history(disk: &TransactionRoots) -> Result<Vec<HistoryEntry>, Erro
             continue;
         };
         let times = EntryTimes::of(disk, &directory)?;
-        let veil = if times.was_redone {
+        let snapshot_layer = if times.was_redone {
             read_number(disk, &directory.join(REDONE))?
         } else {
-            commit.header.veil
+            commit.header.snapshot_layer
         };
         let undone = LoggedTransaction::read(disk, &directory.join(UNDONE))?.zip(times.undone);
-        let veil = match &undone {
-            Some((undo, _)) => undo.header.veil,
-            None => veil,
+        let snapshot_layer = match &undone {
+            Some((undo, _)) => undo.header.snapshot_layer,
+            None => snapshot_layer,
         };
-        entries.push(HistoryEntry { commit, done: times.done, veil, undone });
+        entries.push(HistoryEntry { commit, done: times.done, snapshot_layer, undone });
     }
     entries.sort_by_key(|past| past.commit.header.transaction);
     Ok(entries)
 }
 
-/// A commit of the history, without what it did.
+/// A commit of the history, without its steps and changes.
 #[derive(Debug)]
 pub(crate) struct EntryHeader {
     pub(crate) header: Header,
@@ -55,11 +55,11 @@ pub(crate) struct EntryHeader {
     pub(crate) directory: PathBuf,
     /// When it was done last.
     pub(crate) done: Interval,
-    /// When it was undone, while it is.
+    /// When it was undone; `None` unless it is undone.
     pub(crate) undone: Option<Interval>,
 }
 
-/// As [`history`], reading only the first line of each plan: what a commit needs to know of those before it.
+/// As [`history`], but reads only the first line of each plan, which is enough for a commit.
 pub(crate) fn outline(disk: &TransactionRoots) -> Result<Vec<EntryHeader>, Error> {
     let mut entries = Vec::new();
     for entry in disk.store.list(Path::new(HISTORY)).at(HISTORY)? {
@@ -89,18 +89,18 @@ struct EntryTimes {
 
 impl EntryTimes {
     fn of(disk: &TransactionRoots, directory: &Path) -> Result<Self, Error> {
-        let redone = interval(disk, directory, REDONE)?;
+        let redone = time_span(disk, directory, REDONE)?;
         let done = match redone {
             Some(redone) => redone,
-            None => interval(disk, directory, PLAN)?.unwrap_or_default(),
+            None => time_span(disk, directory, PLAN)?.unwrap_or_default(),
         };
-        let undone = interval(disk, &directory.join(UNDONE), PLAN)?;
+        let undone = time_span(disk, &directory.join(UNDONE), PLAN)?;
         Ok(Self { done, was_redone: redone.is_some(), undone })
     }
 }
 
-/// From the file `start` of an entry to its end, where both are there.
-pub(super) fn interval(
+/// The time span from the mtime of `start` to that of `finished`; `None` if either file is missing.
+pub(super) fn time_span(
     disk: &TransactionRoots,
     directory: &Path,
     start: &str,

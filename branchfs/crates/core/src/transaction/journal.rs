@@ -1,4 +1,4 @@
-//! The journal of decided transactions.
+//! The journal of logged transactions.
 //!
 //! `journal/<tx>/plan` has a header line, a line of steps, a line of changes and a line with the checksum of the three. It
 //! is written to a temporary name, synced and renamed, so it is complete or absent; the checksum detects a disk that
@@ -18,7 +18,7 @@ use rustix::fs::{OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::history_entry::interval;
+use super::history_entry::time_span;
 use super::own_changes::Interval;
 use super::progress::{Progress, progress};
 use super::step::{Direction, Location, TransactionRoots};
@@ -31,20 +31,21 @@ pub(super) const JOURNAL: &str = "journal";
 pub(super) const HISTORY: &str = "history";
 pub(super) const PLAN: &str = "plan";
 pub(super) const ROLLBACK: &str = "rollback";
-/// Its mtime is the end of the transaction.
+/// Its mtime is when the transaction ended.
 pub(super) const FINISHED: &str = "finished";
 /// The undo of a commit, inside the commit's entry.
 pub(super) const UNDONE: &str = "undone";
-/// Its mtime is the time when the commit's last redo was decided; its content is the number of the redo's snapshot layer.
+/// Its mtime is the time when the commit's last redo was logged; its content is the number of the redo's snapshot
+/// layer.
 pub(super) const REDONE: &str = "redone";
 
-/// What a transaction does.
+/// The kind of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
     /// Commits this branch.
     Commit { branch: u64 },
-    /// Takes this commit back.
+    /// Undoes this commit.
     Undo { commit: u64 },
     /// Does this commit again, after an undo.
     Redo { commit: u64 },
@@ -61,16 +62,16 @@ impl Kind {
     }
 }
 
-/// What a transaction is, and what it does to the registry of branches.
+/// The description of a transaction, with its effect on other branches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Header {
     pub(crate) version: u32,
-    /// Its number, never used twice; one that is decided later has a greater one.
+    /// Its number, unique and increasing with the time of logging.
     pub(crate) transaction: u64,
     pub(crate) kind: Kind,
-    /// Name of the branch whose changes these are.
+    /// Name of the committed branch.
     pub(crate) name: String,
-    /// Layers that go with a commit into its entry: those of the branch.
+    /// Layers that move into the entry with a commit: those of the branch.
     pub(crate) layers: Vec<u64>,
     /// The layer with the rest of the branch, after a partial commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,13 +79,17 @@ pub(crate) struct Header {
     /// Branches that are stale with it.
     pub(crate) stale: Vec<u64>,
     /// The snapshot layer through which the siblings see the earlier base, if there are siblings.
-    pub(crate) veil: Option<u64>,
-    /// Branches that get the veil.
-    pub(crate) observers: Vec<u64>,
-    /// Branches whose lowest veil shows them what the base is now, and that veil: they need it no more.
-    pub(crate) unveiled: Vec<u64>,
-    pub(crate) lifted: Option<u64>,
-    /// When it was decided, nanoseconds since 1970.
+    #[serde(rename = "veil")]
+    pub(crate) snapshot_layer: Option<u64>,
+    /// Branches that get the snapshot layer.
+    #[serde(rename = "observers")]
+    pub(crate) readers: Vec<u64>,
+    /// Branches whose lowest snapshot layer is not needed any more, because the base is again as it shows.
+    #[serde(rename = "unveiled")]
+    pub(crate) resumed: Vec<u64>,
+    #[serde(rename = "lifted")]
+    pub(crate) dropped_snapshot: Option<u64>,
+    /// When it was logged, nanoseconds since 1970.
     pub(crate) decided: i64,
     /// Bytes on disk that it moves out of the base.
     pub(crate) displaced_bytes: u64,
@@ -107,11 +112,11 @@ pub(crate) struct LoggedTransaction {
     pub(crate) directory: PathBuf,
     pub(crate) steps: Vec<Step>,
     pub(crate) changes: Vec<Change>,
-    /// Not part of the entry: nothing of it is known after a crash.
+    /// Not part of the entry: unknown after a crash.
     pub(super) displaced: Displaced,
 }
 
-/// Where the objects lie that a transaction moves out of the base.
+/// The directory in the store to which a transaction moves objects of the base.
 pub(crate) fn directory_of(transaction: u64) -> PathBuf {
     Path::new(JOURNAL).join(transaction.to_string())
 }
@@ -128,7 +133,7 @@ fn layer_in(entry: &Path, layer: u64) -> PathBuf {
     entry.join(format!("layer-{layer}"))
 }
 
-/// A transaction that only has to be decided: its journal entry is there, and all that its plan names is on disk.
+/// A transaction that is ready to be logged: its journal entry exists, and everything that its plan names is on disk.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     directory: PathBuf,
@@ -138,24 +143,24 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Makes the journal entry, and the layer durable.
+    /// Creates the journal entry, and makes the layer durable.
     pub(crate) fn new(disk: &TransactionRoots, plan: Plan) -> Result<Self, Error> {
         let directory = directory_of(plan.transaction);
         disk.store.make_directory(&directory, 0o700).at(&directory)?;
-        give(disk, &directory)?;
+        chown_to_owner(disk, &directory)?;
         let mut steps = plan.steps;
         for place in &plan.empty {
             let path = place.path();
             disk.store.make_directory(path, 0o700).at(path)?;
             let ino = disk.store.stat(path).at(path)?.stx_ino;
-            steps.iter_mut().for_each(|step| step.expect(place, ino));
+            steps.iter_mut().for_each(|step| step.set_inode(place, ino));
         }
         sync_file_system(disk, &Path::new("").join("."), Root::Store)?;
         Ok(Self { directory, steps, changes: plan.changes, displaced: plan.displaced })
     }
 
-    /// Decides: when this returns, the transaction will happen.
-    pub(crate) fn decide(
+    /// Logs the transaction: the commit point. When this returns, the transaction will be completed.
+    pub(crate) fn log(
         self,
         disk: &TransactionRoots,
         header: Header,
@@ -189,7 +194,7 @@ impl LoggedTransaction {
         file.sync_all().or_not_durable(&plan)
     }
 
-    /// Reads the plan in `directory`; `None` where it is missing or not whole, so that nothing of it was done.
+    /// Reads the plan in `directory`; `None` if it is missing or incomplete, so that none of its steps was executed.
     pub(crate) fn read(disk: &TransactionRoots, directory: &Path) -> Result<Option<Self>, Error> {
         let path = directory.join(PLAN);
         let mut file = match disk.store.open_own_file(&path, OFlags::RDONLY) {
@@ -224,7 +229,7 @@ impl LoggedTransaction {
         Ok(Some(decided))
     }
 
-    /// Names the places of the store where they are now: the entry may have moved, and its layers into it.
+    /// Translates the locations in the store to the present ones: the entry may have moved, and its layers into it.
     fn follow(&mut self, disk: &TransactionRoots) -> Result<(), Error> {
         let mut moved = vec![(directory_of(self.header.transaction), self.directory.clone())];
         for layer in &self.header.layers {
@@ -252,7 +257,7 @@ impl LoggedTransaction {
         Ok(())
     }
 
-    /// Places in the store where it set aside what the branch keeps.
+    /// Paths in the store of objects that were moved aside because the branch keeps them.
     pub(crate) fn set_aside(&self) -> impl Iterator<Item = &Path> {
         self.steps.iter().filter_map(|step| match step {
             Step::Rename { from: Location::Store(_), to: Location::Store(to), .. } => {
@@ -273,7 +278,7 @@ impl LoggedTransaction {
                     panic_if_listed("transaction-half-applied");
                 }
                 watch.before(step)?;
-                step.run(disk, Direction::Forward).map_err(|error| step.named(error))?;
+                step.run(disk, Direction::Forward).map_err(|error| step.with_step(error))?;
                 done += 1;
             }
             watch.after_all()
@@ -286,7 +291,7 @@ impl LoggedTransaction {
         })
     }
 
-    /// The times of the directories that objects are taken out of: a branch whose commit failed shows them again.
+    /// The times of the directories that objects are moved out of, which a rollback restores.
     fn times_of_sources(
         &self,
         disk: &TransactionRoots,
@@ -310,7 +315,7 @@ impl LoggedTransaction {
         Ok(times)
     }
 
-    /// How far the steps got before a crash.
+    /// How many steps were done before a crash.
     pub(super) fn progress(&self, disk: &TransactionRoots) -> Result<Progress, Error> {
         progress(disk, &self.steps).map_err(|error| match error {
             Error::Corrupt(why) => Error::Corrupt(format!(
@@ -330,7 +335,7 @@ impl LoggedTransaction {
         self.restore_metadata(disk)
     }
 
-    /// Puts the times of directories back that moving entries in and out has touched.
+    /// Restores the times of directories that were changed by moving entries in and out.
     fn restore_metadata(&self, disk: &TransactionRoots) -> Result<(), Error> {
         for step in self.steps.iter().filter(|step| matches!(step, Step::Metadata { .. })) {
             step.run(disk, Direction::Back)?;
@@ -344,10 +349,10 @@ impl LoggedTransaction {
         rolled_back(error, self.rollback(disk, self.steps.len()))
     }
 
-    /// When a transaction touched the base that was taken back a moment ago.
+    /// The time span in which a transaction that was just rolled back changed the base.
     pub(crate) fn rollback_interval(&self, disk: &TransactionRoots) -> Result<Interval, Error> {
         mark_now(disk, &self.directory.join(FINISHED))?;
-        Ok(interval(disk, &self.directory, PLAN)?.unwrap_or_default())
+        Ok(time_span(disk, &self.directory, PLAN)?.unwrap_or_default())
     }
 
     pub(super) fn mark_rollback(&self, disk: &TransactionRoots) -> Result<(), Error> {
@@ -366,13 +371,13 @@ impl LoggedTransaction {
         half.iter().try_for_each(|step| step.run(disk, Direction::Forward))
     }
 
-    /// Makes the outcome durable. After this the journal entry may go.
+    /// Makes the outcome durable. After this the journal entry may be removed.
     pub(crate) fn sync(disk: &TransactionRoots) -> Result<(), Error> {
         sync_file_system(disk, Path::new("."), Root::Base)
     }
 
-    /// Takes the journal entry of a transaction that happened into the history; what it has replaced there goes to
-    /// `trash`, a free name in the store. Can be repeated after a crash at any point.
+    /// Moves the journal entry of an applied transaction into the history; an entry that it replaces goes to `trash`, a
+    /// free name in the store. Can be repeated after a crash at any point.
     pub(crate) fn finish(&self, disk: &TransactionRoots, trash: &Path) -> Result<(), Error> {
         match self.header.kind {
             Kind::Commit { .. } => {
@@ -390,8 +395,11 @@ impl LoggedTransaction {
             Kind::Redo { commit } => {
                 let entry = history_of(commit);
                 let redone = entry.join(REDONE);
-                let veil = self.header.veil.map_or(String::new(), |veil| veil.to_string());
-                write_now(disk, &redone, veil.as_bytes())?;
+                let snapshot_layer = self
+                    .header
+                    .snapshot_layer
+                    .map_or(String::new(), |snapshot_layer| snapshot_layer.to_string());
+                write_now(disk, &redone, snapshot_layer.as_bytes())?;
                 let plan = self.directory.join(PLAN);
                 let decided = disk.store.stat(&plan).at(&plan)?.stx_mtime;
                 let time = Timespec { tv_sec: decided.tv_sec, tv_nsec: decided.tv_nsec.into() };
@@ -436,7 +444,7 @@ fn rolled_back(failed: Error, rollback: Result<(), Error>) -> Error {
 /// Format of the plan.
 pub(crate) const VERSION: u32 = 2;
 
-/// The same with a rest: a program that does not know it would end the branch.
+/// The version of a plan with a rest: a program that does not know it would end the branch.
 pub(crate) const VERSION_WITH_REST: u32 = 3;
 
 #[derive(Deserialize)]
@@ -473,8 +481,8 @@ fn sync_directory(disk: &TransactionRoots, path: &Path) -> Result<(), Error> {
 
 /// Moves a directory of the store. A missing one was moved before a crash.
 fn move_in_store(disk: &TransactionRoots, from: &Path, to: &Path) -> Result<(), Error> {
-    disk.store.forget(from);
-    disk.store.forget(to);
+    disk.store.invalidate(from);
+    disk.store.invalidate(to);
     match disk.store.rename(from, to, RenameFlags::NOREPLACE) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(error) => Err(error).at(from),
@@ -494,15 +502,15 @@ fn write_now(disk: &TransactionRoots, path: &Path, content: &[u8]) -> Result<(),
     create(disk, path)?.write_all(content).at(path)
 }
 
-/// Makes a file of the store.
+/// Creates a file in the store.
 fn create(disk: &TransactionRoots, path: &Path) -> Result<std::fs::File, Error> {
     let file = disk.store.create_file(path, 0o600).at(path)?;
-    give(disk, path)?;
+    chown_to_owner(disk, path)?;
     Ok(std::fs::File::from(file))
 }
 
-/// Changes the owner to that of the store, who must be able to read and remove all of it.
-fn give(disk: &TransactionRoots, path: &Path) -> Result<(), Error> {
+/// Changes the owner to that of the store, who must be able to read and remove everything in it.
+fn chown_to_owner(disk: &TransactionRoots, path: &Path) -> Result<(), Error> {
     let owner = disk.store.stat(Path::new("")).at(path)?;
     disk.store.set_owner(path, Some(owner.stx_uid), Some(owner.stx_gid)).at(path)
 }

@@ -6,17 +6,16 @@ use super::journal::{FINISHED, JOURNAL, LoggedTransaction, PLAN, ROLLBACK};
 use super::step::{Direction, Location, TransactionRoots};
 use crate::error::{Context, Error};
 
-/// A transaction that a crash interrupted, settled.
+/// An interrupted transaction that was completed or rolled back.
 #[derive(Debug)]
 pub(crate) struct Recovered {
     pub(crate) decided: LoggedTransaction,
-    /// The base is as the transaction wanted it; otherwise it is as before.
+    /// The transaction was completed; otherwise it was rolled back.
     pub(crate) is_committed: bool,
 }
 
-/// Recovers the transaction that a crash or an error interrupted, if there is one: forward, or back where it was being
-/// rolled back. Can itself be interrupted at any point. The caller brings the registry in line, then finishes or discards
-/// it.
+/// Recovers the interrupted transaction, if there is one: completes it, or continues its rollback. Can itself be
+/// interrupted at any point. The caller updates the branch records, then finishes or discards the entry.
 ///
 /// # Errors
 /// `SeveralUnfinished`, `Io`, `Corrupt`.
@@ -41,7 +40,7 @@ pub(crate) fn recover(disk: &TransactionRoots) -> Result<Option<Recovered>, Erro
     Ok(Some(Recovered { decided, is_committed }))
 }
 
-/// The decided transactions in the journal, oldest first. Entries that were never decided are removed: they hold nothing.
+/// The logged transactions in the journal, oldest first. Entries that were never logged are removed: they hold nothing.
 pub(crate) fn unfinished(disk: &TransactionRoots) -> Result<Vec<LoggedTransaction>, Error> {
     let mut found = Vec::new();
     for entry in disk.store.list(Path::new(JOURNAL)).at(JOURNAL)? {
@@ -58,8 +57,8 @@ pub(crate) fn unfinished(disk: &TransactionRoots) -> Result<Vec<LoggedTransactio
     Ok(found)
 }
 
-/// An entry without a whole plan was never decided, and holds nothing but empty directories that were made for it. One
-/// that holds more has lost its plan: what it holds may be the only copy.
+/// An entry without a complete plan was never logged, and holds nothing but empty directories. One that holds more has
+/// lost its plan: its objects may be the only copies.
 fn refuse_holding(disk: &TransactionRoots, directory: &Path) -> Result<(), Error> {
     for entry in disk.store.list(directory).at(directory)? {
         let path = directory.join(&entry.name);

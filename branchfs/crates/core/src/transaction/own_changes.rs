@@ -16,14 +16,14 @@ use std::path::{Path, PathBuf};
 
 use crate::write_set::{from_hex, to_hex};
 
-/// Begins the line of links that are about to be deleted.
+/// Prefix of the line with links that are about to be deleted.
 const UNLINKING: &str = "unlinking";
 
-/// First and last moment of a transaction by the clock of the file system, nanoseconds since 1970: an object of the base
-/// whose ctime lies between was touched by us.
+/// First and last moment of a transaction by the clock of the file system, nanoseconds since 1970. An object of the
+/// base with a ctime in between was changed by the transaction.
 pub(crate) type Interval = (i64, i64);
 
-/// Such changes.
+/// Own ctime changes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnCtimeChanges {
     intervals: Vec<Interval>,
@@ -31,17 +31,17 @@ pub(crate) struct OwnCtimeChanges {
     unlinked: BTreeMap<(u64, i64), i64>,
 }
 
-/// Links whose deletion was announced and not recorded.
+/// Links whose deletion was announced and not recorded yet.
 #[derive(Debug)]
 pub(crate) struct PendingUnlink {
-    /// Where they were.
+    /// Their directory.
     pub(crate) directory: PathBuf,
     /// Inode numbers and ctimes before.
     objects: Vec<(u64, i64)>,
 }
 
 impl PendingUnlink {
-    /// Parses the last line of a text, if it is such a line.
+    /// Parses the last line of a text, if it announces such links.
     pub(crate) fn last(text: &[u8]) -> Option<Self> {
         let text = String::from_utf8_lossy(text);
         let mut words = text.lines().last()?.strip_prefix(UNLINKING)?.split_whitespace();
@@ -53,13 +53,13 @@ impl PendingUnlink {
         Some(Self { directory, objects })
     }
 
-    pub(crate) fn line(directory: &Path, objects: impl Iterator<Item = (u64, i64)>) -> String {
+    pub(crate) fn log_line(directory: &Path, objects: impl Iterator<Item = (u64, i64)>) -> String {
         let mut line = format!("{UNLINKING} {}", to_hex(directory));
         objects.for_each(|(ino, before)| line += &format!(" {ino} {before}"));
         line + "\n"
     }
 
-    /// The notes of them, where the last was deleted by this moment at the latest.
+    /// The log lines for them, if the last was deleted at `latest` or before.
     pub(crate) fn notes(&self, latest: i64) -> String {
         let note =
             |(ino, before): &(u64, i64)| OwnCtimeChanges::unlinked_line(*ino, *before, latest);
@@ -69,12 +69,12 @@ impl PendingUnlink {
 
 impl OwnCtimeChanges {
     pub(crate) fn parse(text: &[u8]) -> Self {
-        let mut traces = Self::default();
+        let mut own_changes = Self::default();
         for line in String::from_utf8_lossy(text).lines() {
             match line.split(' ').collect::<Vec<_>>()[..] {
                 [start, end] => {
                     if let (Ok(start), Ok(end)) = (start.parse(), end.parse()) {
-                        traces.intervals.push((start, end));
+                        own_changes.intervals.push((start, end));
                     }
                 }
                 [ino, before, after] => {
@@ -82,14 +82,14 @@ impl OwnCtimeChanges {
                         (ino.parse(), before.parse::<i64>(), after.parse::<i64>())
                     {
                         if before < after {
-                            traces.unlinked.insert((ino, after), before);
+                            own_changes.unlinked.insert((ino, after), before);
                         }
                     }
                 }
                 _ => {}
             }
         }
-        traces
+        own_changes
     }
 
     pub(crate) fn interval_line((start, end): Interval) -> String {
@@ -104,14 +104,14 @@ impl OwnCtimeChanges {
         self.intervals.push(interval);
     }
 
-    /// Removes all transactions; the records of deleted links stay.
+    /// Removes all transactions; the entries of deleted links stay.
     pub(crate) fn drop_transactions(&mut self) {
         self.intervals.clear();
     }
 
-    /// Drops what ended before `oldest`. Tells whether there was anything.
+    /// Drops what ended before `oldest`. Returns whether there was anything.
     pub(crate) fn drop_before(&mut self, oldest: i64) -> bool {
-        let count = |traces: &Self| traces.intervals.len() + traces.unlinked.len();
+        let count = |own_changes: &Self| own_changes.intervals.len() + own_changes.unlinked.len();
         let before = count(self);
         self.intervals.retain(|(_, end)| *end >= oldest);
         self.unlinked.retain(|(_, after), _| *after >= oldest);
@@ -134,7 +134,7 @@ impl OwnCtimeChanges {
     }
 
     /// Returns the earlier ctimes that are equivalent to this one, because only our links were deleted since.
-    pub(crate) fn same(&self, ino: u64, ctime: i64) -> impl Iterator<Item = i64> {
+    pub(crate) fn equivalent_ctimes(&self, ino: u64, ctime: i64) -> impl Iterator<Item = i64> {
         std::iter::successors(Some(ctime), move |after| {
             let mut befores =
                 self.unlinked.range((ino, *after)..=(ino, i64::MAX)).map(|one| *one.1);
@@ -142,8 +142,8 @@ impl OwnCtimeChanges {
         })
     }
 
-    /// Whether a transaction that began at `since` or later touched what has this ctime.
-    pub(crate) fn covers(&self, ctime: i64, since: i64) -> bool {
+    /// Whether a transaction that began at `since` or later changed an object with this ctime.
+    pub(crate) fn contains(&self, ctime: i64, since: i64) -> bool {
         let mut later = self.intervals.iter().filter(|(start, _)| *start >= since);
         later.any(|(start, end)| (*start..=*end).contains(&ctime))
     }
@@ -156,15 +156,15 @@ mod tests {
     #[test]
     fn a_ctime_means_those_before_our_links_went() {
         let same = |text: &str, ctime| {
-            let traces = OwnCtimeChanges::parse(text.as_bytes());
-            traces.same(7, ctime).collect::<Vec<_>>()
+            let own_changes = OwnCtimeChanges::parse(text.as_bytes());
+            own_changes.equivalent_ctimes(7, ctime).collect::<Vec<_>>()
         };
         let noted = "7 10 20\n8 20 21\n7 20 30\n";
         assert_eq!(same(noted, 30), [30, 20, 10]);
         assert_eq!(same(noted, 31), [31], "changed by others afterwards");
         // The deletion was not recorded: at 25 at the latest, and perhaps of two links.
         let cut =
-            format!("7 5 10\n{}", PendingUnlink::line(Path::new("a b"), [(7, 10)].into_iter()));
+            format!("7 5 10\n{}", PendingUnlink::log_line(Path::new("a b"), [(7, 10)].into_iter()));
         let unlinking = PendingUnlink::last(cut.as_bytes()).unwrap();
         assert_eq!(unlinking.directory, Path::new("a b"));
         let text = cut + &unlinking.notes(25);

@@ -41,6 +41,7 @@ use crate::write_set::{Fingerprint, Precondition};
 use drift::{refuse_folding, refuse_immutable};
 pub(crate) use plan_rest::{Item, Rest, What};
 use redirect::ResolvedDir;
+use selected_paths::IncludedPaths;
 
 /// The input of a commit.
 #[derive(Clone, Debug)]
@@ -49,24 +50,24 @@ pub(crate) struct Request {
     /// The branch's own layers, top first: directories in the store that hold the layer's content.
     pub(crate) layers: Vec<PathBuf>,
     pub(crate) namespace: Namespace,
-    /// What the layers depend on in the base.
-    pub(crate) seen: BTreeMap<PathBuf, Precondition>,
-    /// When the branch was forked, nanoseconds since 1970: the measure for paths that were never noted.
+    /// The preconditions of the layers in the base.
+    pub(crate) preconditions: BTreeMap<PathBuf, Precondition>,
+    /// When the branch was forked, nanoseconds since 1970. The criterion for paths without a precondition.
     pub(crate) forked: i64,
-    /// The kernel's overlayfs wrote the layers: files bear its marks, and may be without their content.
+    /// Overlayfs wrote the layers: files may have its attributes, and may be metacopies.
     pub(crate) by_kernel: bool,
-    /// Layers that show what the base was at the fork, top first: directories in the store (`crate::transaction::snapshot_layer`).
-    pub(crate) veils: Vec<PathBuf>,
-    /// Attributes that objects of the base had at the fork and that our own transactions changed since, beside those that
-    /// the layers in `veils` show.
+    /// Snapshot layers of the branch, top first: directories in the store (`crate::transaction::snapshot_layer`).
+    pub(crate) snapshot_layers: Vec<PathBuf>,
+    /// Attributes that objects of the base had at the fork and that our own transactions changed since, in addition to
+    /// those that the snapshot layers show.
     pub(crate) attributes_at_fork: BTreeMap<PathBuf, Metadata>,
-    /// What of the branch is committed.
+    /// The path filter of the commit.
     pub(crate) selection: PathFilter,
-    /// What is not committed goes with the branch.
+    /// Changes that are not committed are dropped.
     pub(crate) drops_rest: bool,
-    /// What our own work did to ctimes.
-    pub(crate) traces: OwnCtimeChanges,
-    /// Inode number of an object in a layer -> that of the object of the base which it is a copy of.
+    /// The own ctime changes.
+    pub(crate) own_changes: OwnCtimeChanges,
+    /// Inode number of a copied-up object in a layer -> that of its origin in the base.
     pub(crate) origins: HashMap<u64, u64>,
 }
 
@@ -83,20 +84,20 @@ pub(crate) struct Plan {
     pub(crate) written: BTreeSet<PathBuf>,
     /// Paths of the base that were changed externally since the branch depended on them.
     pub(crate) drift: BTreeSet<PathBuf>,
-    /// Directories to make, empty, before the plan is decided.
+    /// Empty directories to create before the plan is logged.
     pub(crate) empty: Vec<Location>,
-    /// Whiteouts that hide nothing and must not come into the base.
-    pub(crate) litter: Vec<Location>,
-    /// What the branch keeps: nothing where all of it is committed, or the rest is dropped.
+    /// Whiteouts that hide nothing and must not get into the base.
+    pub(crate) stray_whiteouts: Vec<Location>,
+    /// What the branch keeps: nothing if all of it is committed, or the rest is dropped.
     pub(crate) rest: Rest,
-    /// What it saw of the objects that leave the base.
+    /// Fingerprints of the objects that leave the base.
     pub(crate) displaced: Displaced,
-    /// Bytes on disk of what leaves the base: what keeping it for an undo costs.
+    /// Bytes on disk of the objects that leave the base, which the history has to keep.
     pub(crate) displaced_bytes: u64,
 }
 
 impl Plan {
-    /// Whether the base would be as before but for the times of directories. The root's attributes are in the steps alone.
+    /// Whether the plan changes nothing but times of directories. The root's attributes are only in the steps.
     pub(crate) fn changes_nothing(&self) -> bool {
         self.changes.is_empty() && self.steps.iter().all(Step::sets_times_alone)
     }
@@ -110,11 +111,28 @@ impl Plan {
             _ => None,
         })
     }
+
+    /// Records an object that leaves the base for a location in the store.
+    fn displace(&mut self, to: &Location, stat: &Statx) {
+        const BLOCK_BYTES: u64 = 512; // the unit of st_blocks, stat(2)
+        self.displaced_bytes += stat.stx_blocks * BLOCK_BYTES;
+        self.displaced.insert(to.clone(), Fingerprint::of(stat));
+    }
+
+    fn add_change(
+        &mut self,
+        path: &Path,
+        change: ChangeKind,
+        from: Option<PathBuf>,
+        kind: FileType,
+    ) {
+        self.changes.push(Change { path: path.to_path_buf(), change, from, kind: kind.into() });
+    }
 }
 
-/// A directory of one of the branch's layers: where it is now, and where it will be when its children are moved.
+/// A directory in one of the branch's layers: its present location, and its location when its children are moved.
 #[derive(Clone, Debug)]
-struct Source {
+struct LayerDir {
     now: Location,
     then: Location,
     /// Position in the stack.
@@ -134,34 +152,47 @@ impl Object {
     }
 }
 
-/// What is left to plan. Names of a directory are planned one after the other, each with all that is below it: the last task
-/// comes first.
+/// Work that is left. The names of a directory are planned one after the other, each with everything below it: the task
+/// on top comes first.
 enum Task {
     /// A name of a directory that exists in the base's final tree; `first` is the first source that has it.
-    Name { path: PathBuf, name: OsString, sources: Arc<[Source]>, first: usize, existing: Location },
-    /// A name of a directory that is taken in part (`selected`).
-    NameAnew {
+    Name {
         path: PathBuf,
         name: OsString,
-        sources: Arc<[Source]>,
+        sources: Arc<[LayerDir]>,
         first: usize,
         existing: Location,
     },
-    /// A directory that was moved into a new one (`whole`).
-    Moved { path: PathBuf, source: Source },
+    /// A name of a directory that is partially included (`selected_paths`).
+    MergedName {
+        path: PathBuf,
+        name: OsString,
+        sources: Arc<[LayerDir]>,
+        first: usize,
+        existing: Location,
+    },
+    /// A directory that was moved into a new one (`new_directory`).
+    Moved { path: PathBuf, source: LayerDir },
+}
+
+/// The layers of the branch and the base, for lookups. Never changes the plan.
+#[derive(Clone, Copy)]
+struct BranchLayers<'a> {
+    disk: &'a TransactionRoots,
+    request: &'a Request,
 }
 
 struct Planner<'a> {
     disk: &'a TransactionRoots,
     request: &'a Request,
-    /// Renamed directories that stay where they are, under both their names (`selected`).
-    unmoved: BTreeSet<PathBuf>,
+    layers: BranchLayers<'a>,
+    included: IncludedPaths<'a>,
     plan: Plan,
-    /// Directories of the base that move: path -> where they wait.
+    /// Directories of the base that move: path -> temporary location.
     moved: HashMap<PathBuf, Location>,
     metadata: Vec<Step>,
-    /// Directories of the base of which something is left out, or that are not taken themselves.
-    left_out: BTreeSet<PathBuf>,
+    /// Directories of the base that are partially included, or excluded themselves.
+    partially_included: BTreeSet<PathBuf>,
     /// Deleted objects, and added objects that were copied from the base; a pair may be a rename.
     renames: Renames,
     /// Inode numbers of objects of the base of which a layer has a copy.
@@ -175,21 +206,22 @@ pub(crate) fn plan(disk: &TransactionRoots, request: &Request) -> Result<Plan, E
     let mut planner = Planner {
         disk,
         request,
-        unmoved: BTreeSet::new(),
+        layers: BranchLayers { disk, request },
+        included: IncludedPaths { filter: &request.selection, kept_renames: BTreeSet::new() },
         plan: Plan { transaction: request.transaction, ..Plan::default() },
         moved: HashMap::new(),
         metadata: Vec::new(),
-        left_out: BTreeSet::new(),
+        partially_included: BTreeSet::new(),
         renames: Renames::default(),
         copied: request.origins.values().copied().collect(),
         pending: Vec::new(),
         next: 0,
     };
-    let root: Vec<Source> = request
+    let root: Vec<LayerDir> = request
         .layers
         .iter()
         .enumerate()
-        .map(|(layer, path)| Source {
+        .map(|(layer, path)| LayerDir {
             now: Location::Store(path.clone()),
             then: Location::Store(path.clone()),
             layer,
@@ -199,7 +231,7 @@ pub(crate) fn plan(disk: &TransactionRoots, request: &Request) -> Result<Plan, E
     planner.merge(Path::new(""), &root, &Location::Base(PathBuf::new()))?;
     planner.plan_pending()?;
     planner.keep_times();
-    if !request.drops_rest && !planner.takes_all() {
+    if !request.drops_rest && !planner.included.is_all() {
         planner.plan.rest = planner.rest(&root)?;
     }
     let mut plan = planner.plan;
@@ -211,25 +243,32 @@ pub(crate) fn plan(disk: &TransactionRoots, request: &Request) -> Result<Plan, E
     Ok(plan)
 }
 
-impl Planner<'_> {
-    /// A free place beside the journal entry's plan.
-    fn aside(&mut self) -> Location {
-        self.next += 1;
-        Location::Store(directory_of(self.request.transaction).join(self.next.to_string()))
-    }
-
-    fn is_opaque(&self, place: &Location) -> Result<bool, Error> {
+impl BranchLayers<'_> {
+    pub(super) fn is_opaque(&self, place: &Location) -> Result<bool, Error> {
         let value = self.disk.xattr(place, self.request.namespace.opaque())?;
         Ok(value.is_some_and(|value| value == b"y"))
     }
 
-    fn is_whiteout(&self, place: &Location, stat: &Statx) -> Result<bool, Error> {
+    pub(super) fn is_whiteout(&self, place: &Location, stat: &Statx) -> Result<bool, Error> {
         Ok(may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR)?.is_none())
     }
+}
 
-    /// Plans a directory that exists in the base's final tree: `existing` is where its present entries are now, `path`
-    /// is where they will be.
-    fn merge(&mut self, path: &Path, sources: &[Source], existing: &Location) -> Result<(), Error> {
+impl Planner<'_> {
+    /// A free location in the journal entry.
+    fn temp_location(&mut self) -> Location {
+        self.next += 1;
+        Location::Store(directory_of(self.request.transaction).join(self.next.to_string()))
+    }
+
+    /// Plans a directory that exists in the base's final tree: `existing` is the present location of its entries,
+    /// `path` their final path.
+    fn merge(
+        &mut self,
+        path: &Path,
+        sources: &[LayerDir],
+        existing: &Location,
+    ) -> Result<(), Error> {
         let mut names: BTreeMap<OsString, usize> = BTreeMap::new();
         for (position, source) in sources.iter().enumerate() {
             for entry in self.disk.list(&source.now)? {
@@ -241,8 +280,8 @@ impl Planner<'_> {
             refuse_folding(self.disk, existing)?;
         }
         self.plan_metadata(path, &sources[0], existing)?;
-        self.note_left_out(path, names.keys());
-        let sources: Arc<[Source]> = sources.into();
+        self.record_partially_included(path, names.keys());
+        let sources: Arc<[LayerDir]> = sources.into();
         self.pending.extend(names.into_iter().rev().map(|(name, first)| {
             let (path, existing) = (path.join(&name), existing.join(&name));
             Task::Name { path, name, sources: Arc::clone(&sources), first, existing }
@@ -257,8 +296,8 @@ impl Planner<'_> {
                 Task::Name { path, name, sources, first, existing } => {
                     self.plan_name(&path, &name, &sources[first..], &existing)?;
                 }
-                Task::NameAnew { path, name, sources, first, existing } => {
-                    self.plan_name_anew(&path, &name, &sources[first..], &existing)?;
+                Task::MergedName { path, name, sources, first, existing } => {
+                    self.plan_merged_name(&path, &name, &sources[first..], &existing)?;
                 }
                 Task::Moved { path, source } => self.place_moved(&path, source)?,
             }
@@ -266,7 +305,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// What is now at a place of the base, unless it moved away.
+    /// The object at a location of the base, unless it is moved away.
     fn existing(&self, place: &Location) -> Result<Option<Statx>, Error> {
         match place {
             Location::Base(path) if self.moved.contains_key(path) => Ok(None),
@@ -278,7 +317,7 @@ impl Planner<'_> {
         &mut self,
         path: &Path,
         name: &std::ffi::OsStr,
-        sources: &[Source],
+        sources: &[LayerDir],
         existing: &Location,
     ) -> Result<(), Error> {
         if is_hidden(path) {
@@ -289,10 +328,10 @@ impl Planner<'_> {
             return Ok(());
         };
         let found = self.existing(existing)?;
-        if self.is_whiteout(&now, &stat)? {
+        if self.layers.is_whiteout(&now, &stat)? {
             return match found {
-                Some(found) => self.remove_taken(path, existing, &found),
-                None if !self.includes(path) => Ok(()),
+                Some(found) => self.remove_included(path, existing, &found),
+                None if !self.included.includes(path) => Ok(()),
                 None => {
                     // Others removed it as well, or it moved away.
                     self.plan.written.insert(path.to_path_buf());
@@ -302,18 +341,18 @@ impl Planner<'_> {
         }
         let kind = kind_of(&stat);
         if kind != FileType::Directory {
-            if !self.includes(path) {
-                return found.map_or(Ok(()), |found| self.remove_taken(path, existing, &found));
+            if !self.included.includes(path) {
+                return found.map_or(Ok(()), |found| self.remove_included(path, existing, &found));
             }
             self.refuse_partial(path, existing, found.as_ref())?;
             self.check(existing, found.as_ref())?;
-            if self.is_attributes_alone(&now, kind)? {
+            if self.layers.is_metacopy(&now, kind)? {
                 return self.plan_attributes(path, &now, existing, found.as_ref());
             }
-            self.strip_marks(&now, path, kind)?;
+            self.remove_overlay_xattrs(&now, path, kind)?;
             return self.put(path, then, Object::of(&stat), existing, found.as_ref());
         }
-        if !self.takes_any(path)? {
+        if !self.includes_any(path)? {
             return Ok(());
         }
         self.plan_directory(path, name, sources, existing, found.as_ref())
@@ -323,7 +362,7 @@ impl Planner<'_> {
         &mut self,
         path: &Path,
         name: &std::ffi::OsStr,
-        sources: &[Source],
+        sources: &[LayerDir],
         existing: &Location,
         found: Option<&Statx>,
     ) -> Result<(), Error> {
@@ -331,11 +370,11 @@ impl Planner<'_> {
             Location::Base(path) => Some(path.clone()),
             Location::Store(_) => None,
         };
-        let made = self.follow(sources, name, here)?;
+        let made = self.layers.follow(sources, name, here)?;
         self.place_directory(path, made, existing, found)
     }
 
-    /// Plans a directory that is made of `made`; `existing` is what the base has in its place.
+    /// Plans a directory with the layer directories `made`; `existing` is the object of the base at its path.
     fn place_directory(
         &mut self,
         path: &Path,
@@ -353,7 +392,7 @@ impl Planner<'_> {
                 && found.is_some_and(|found| kind_of(found) == FileType::Directory)
             {
                 self.check(existing, found)?;
-                if self.was_missing_at_fork(path)? {
+                if self.layers.was_missing_at_fork(path)? {
                     // A directory that merges with an externally created one is no change.
                     self.plan.written.insert(path.to_path_buf());
                 }
@@ -364,20 +403,22 @@ impl Planner<'_> {
                 self.check(&below, None)?; // others removed it
             }
         }
-        let is_anew = found.is_some_and(|found| kind_of(found) == FileType::Directory);
-        if is_anew && !(self.takes_whole(path, existing)? && self.takes_chain(path, &chain)?) {
-            return self.merge_anew(path, &chain, existing);
+        let is_replaced = found.is_some_and(|found| kind_of(found) == FileType::Directory);
+        if is_replaced
+            && !(self.includes_whole(path, existing)? && self.includes_chain(path, &chain)?)
+        {
+            return self.merge_replaced_dir(path, &chain, existing);
         }
-        if !is_anew {
+        if !is_replaced {
             self.refuse_partial(path, existing, found)?;
         }
         self.check(existing, found)?;
-        match <[Source; 1]>::try_from(chain) {
+        match <[LayerDir; 1]>::try_from(chain) {
             Ok([only]) => self.put_whole(path, &only, existing, found),
             Err(chain) if chain.is_empty() => Ok(()),
             Err(chain) => {
                 // Several layers make it up: an empty directory comes first, then what each of them has in it.
-                let empty = self.aside();
+                let empty = self.temp_location();
                 self.plan.empty.push(empty.clone());
                 let stand_in = Object { kind: FileType::Directory, ino: 0 };
                 self.put(path, empty.clone(), stand_in, existing, found)?;
@@ -386,7 +427,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Exchanges an object of the layer with the one in the base.
+    /// Exchanges an object of the layer with that of the base.
     fn put(
         &mut self,
         path: &Path,
@@ -398,15 +439,15 @@ impl Planner<'_> {
         let to = Location::Base(path.to_path_buf());
         match found {
             Some(found) => {
-                self.displace(&from, found);
+                self.plan.displace(&from, found);
                 if kind_of(found) == FileType::Directory {
                     self.list_deleted(path, existing, &from)?;
                 }
                 let is_same_kind = kind_of(found) == kind;
                 if is_same_kind {
-                    self.refuse_unseen_attributes(path, existing)?;
+                    self.layers.refuse_unseen_attributes(path, existing)?;
                 }
-                self.change(
+                self.plan.add_change(
                     path,
                     if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
                     None,
@@ -434,10 +475,10 @@ impl Planner<'_> {
     fn remove(&mut self, path: &Path, existing: &Location, found: &Statx) -> Result<(), Error> {
         self.check(existing, Some(found))?;
         let kind = kind_of(found);
-        let (from, to) = (Location::Base(path.to_path_buf()), self.aside());
-        self.displace(&to, found);
+        let (from, to) = (Location::Base(path.to_path_buf()), self.temp_location());
+        self.plan.displace(&to, found);
         if self.copied.contains(&found.stx_ino) {
-            self.refuse_unseen_attributes(path, existing)?; // the branch moved it
+            self.layers.refuse_unseen_attributes(path, existing)?; // the branch moved it
         }
         if kind == FileType::Directory {
             self.list_deleted(path, existing, &to)?;
@@ -448,14 +489,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Notes an object that leaves the base for a place in the store.
-    fn displace(&mut self, to: &Location, stat: &Statx) {
-        const BLOCK_BYTES: u64 = 512; // the unit of st_blocks, stat(2)
-        self.plan.displaced_bytes += stat.stx_blocks * BLOCK_BYTES;
-        self.plan.displaced.insert(to.clone(), Fingerprint::of(stat));
-    }
-
-    /// Everything below a removed directory is deleted too, and must be what the branch knew. `aside` is where it goes.
+    /// Lists everything below a removed directory as deleted, and checks it for drift. `aside` is the directory's new
+    /// location.
     fn list_deleted(
         &mut self,
         path: &Path,
@@ -474,9 +509,9 @@ impl Planner<'_> {
                 refuse_immutable(&path, &stat)?;
                 self.check(&place, Some(&stat))?;
                 if self.copied.contains(&stat.stx_ino) {
-                    self.refuse_unseen_attributes(&path, &place)?;
+                    self.layers.refuse_unseen_attributes(&path, &place)?;
                 }
-                self.displace(&aside.join(&entry.name), &stat);
+                self.plan.displace(&aside.join(&entry.name), &stat);
                 self.deleted(&path, &stat);
                 if kind_of(&stat) == FileType::Directory {
                     self.check_unseen_directory(&path, &stat);
@@ -490,7 +525,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A directory that goes away, and that another one leaves before: taken back, it has the time it had.
+    /// Restores a removed directory's mtime on rollback when a subdirectory was moved out of it first.
     fn keep_aside(
         &mut self,
         path: &Path,
@@ -512,24 +547,15 @@ impl Planner<'_> {
 
     /// `ino` is its number in the layer.
     fn added(&mut self, path: &Path, kind: FileType, ino: u64) {
-        self.change(path, ChangeKind::Added, None, kind);
+        self.plan.add_change(path, ChangeKind::Added, None, kind);
         if let Some(origin) = self.request.origins.get(&ino) {
             self.renames.added(path, kind, *origin);
         }
     }
 
     fn deleted(&mut self, path: &Path, stat: &Statx) {
-        self.change(path, ChangeKind::Deleted, None, kind_of(stat));
+        self.plan.add_change(path, ChangeKind::Deleted, None, kind_of(stat));
         self.renames.deleted(path, kind_of(stat), stat.stx_ino);
-    }
-
-    fn change(&mut self, path: &Path, change: ChangeKind, from: Option<PathBuf>, kind: FileType) {
-        self.plan.changes.push(Change {
-            path: path.to_path_buf(),
-            change,
-            from,
-            kind: kind.into(),
-        });
     }
 }
 

@@ -1,4 +1,4 @@
-//! How many steps of a transaction have been done, decided from what is on disk.
+//! How many steps of a transaction have been done, determined from what is on disk.
 //!
 //! Steps run in order and are rolled back in reverse order, and renames become durable in the order they were made. So the
 //! disk holds the state after the first `k` steps, for some `k`, and only `k` has to be found. A single step cannot be
@@ -22,40 +22,40 @@ use super::step::{Location, Step, TransactionRoots};
 use super::undo_plan::PathMap;
 use crate::error::Error;
 
-/// What must be at a place: an object by its inode number, or nothing.
+/// The expected object at a location: an inode number, or none.
 type Fact<'p> = (&'p Location, Option<u64>);
 
-/// How many steps have been done. Steps that set attributes or remove marks can be repeated, so they do not count.
+/// How many steps were done. Steps that set attributes or remove xattrs can be repeated, so they do not count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Progress {
-    /// Where to go on: the steps before this one have been done.
+    /// Where to continue: the steps before this one were done.
     pub(super) forward: usize,
-    /// Where to begin to roll back: this step and those after it have not been done.
+    /// Where to begin to roll back: this step and those after it were not done.
     pub(super) back: usize,
 }
 
 impl Step {
-    /// What is at the step's two names before it; `None` for a step that moves nothing.
+    /// The objects at the step's two names before it; `None` for a step that moves nothing.
     fn before(&self) -> Option<[Fact<'_>; 2]> {
         match self {
             Self::Rename { from, to, ino, .. } => Some([(from, Some(*ino)), (to, None)]),
             Self::Exchange { one, other, ino_one, ino_other, .. } => {
                 Some([(one, Some(*ino_one)), (other, Some(*ino_other))])
             }
-            Self::Strip { .. } | Self::Metadata { .. } => None,
+            Self::RemoveXattr { .. } | Self::Metadata { .. } => None,
         }
     }
 
-    /// What is at the step's two names after it.
+    /// The objects at the step's two names after it.
     fn after(&self) -> Option<[Fact<'_>; 2]> {
         self.before().map(|[(one, at_one), (other, at_other)]| [(one, at_other), (other, at_one)])
     }
 }
 
-/// Finds how many of the steps have been done.
+/// Finds how many steps were done.
 ///
 /// # Errors
-/// `Io`; `Corrupt` where the disk shows no state of the transaction, or several that differ.
+/// `Io`; `Corrupt` if the disk shows no state of the transaction, or several different ones.
 pub(super) fn progress(disk: &TransactionRoots, steps: &[Step]) -> Result<Progress, Error> {
     let moves: Vec<usize> = (0..steps.len()).filter(|at| steps[*at].before().is_some()).collect();
     let known = known_objects(steps);
@@ -66,14 +66,14 @@ pub(super) fn progress(disk: &TransactionRoots, steps: &[Step]) -> Result<Progre
         let last = done.checked_sub(1).and_then(|last| steps[moves[last]].after());
         let next = moves.get(done).and_then(|next| steps[*next].before());
         let near = last.into_iter().chain(next).flatten();
-        if against(disk, near, &known)?.is_none() {
+        if mismatches(disk, near, &known)?.is_none() {
             continue;
         }
         let Some(state) = state(steps, moves.get(done).copied().unwrap_or(steps.len())) else {
             continue;
         };
         let facts = state.iter().map(|(place, object)| (place, *object));
-        match against(disk, facts, &known)? {
+        match mismatches(disk, facts, &known)? {
             Some(count) if count <= least => {
                 if count < least {
                     best.clear();
@@ -100,10 +100,10 @@ pub(super) fn progress(disk: &TransactionRoots, steps: &[Step]) -> Result<Progre
     Ok(Progress { forward, back })
 }
 
-/// What is where after some number of steps, as far as the steps name it.
+/// The locations of the objects after some number of steps, as far as the steps name them.
 type State = BTreeMap<Location, Option<u64>>;
 
-/// The state after the first `done` steps; `None` where they contradict each other.
+/// The state after the first `done` steps; `None` if they contradict each other.
 fn state(steps: &[Step], done: usize) -> Option<State> {
     let mut state = State::new();
     let mut moves = PathMap::default();
@@ -119,7 +119,7 @@ fn state(steps: &[Step], done: usize) -> Option<State> {
     Some(state)
 }
 
-/// Adds what holds at a step, which `moves` lead to.
+/// Adds the facts of a step, translated by `moves`.
 fn add(state: &mut State, facts: Option<[Fact<'_>; 2]>, moves: &PathMap) -> Option<()> {
     for (place, object) in facts.into_iter().flatten() {
         match moves.origin(place) {
@@ -137,8 +137,8 @@ fn known_objects(steps: &[Step]) -> HashSet<u64> {
     facts.filter_map(|(_, object)| object).collect()
 }
 
-/// How much of this the disk does not show, where nothing of it excludes the state.
-fn against<'p>(
+/// How many facts of this state the disk does not show; `None` if one excludes the state.
+fn mismatches<'p>(
     disk: &TransactionRoots,
     facts: impl Iterator<Item = Fact<'p>>,
     known: &HashSet<u64>,

@@ -1,11 +1,11 @@
-//! A veil: the layer that goes over a changed base so that a branch which was forked before goes on seeing what it was
-//! (snapshot isolation, S6).
+//! Snapshot layers: the layer that goes over a changed base so that a branch which was forked before still sees the
+//! earlier state (snapshot isolation, S6).
 //!
-//! It is the undo of a transaction in the overlay format. Of what the transaction replaced or deleted it holds hard links
-//! to the before-images in the journal entry; over what it brought, whiteouts; a directory that it moved is redirected to
-//! where the base has it now; a directory of the base that differs comes with the attributes it had; a file whose
-//! attributes alone were set, in place, is copied. Else nothing is copied
-//! but directories and devices 0:0; the cost follows the changed names, and the names in deleted directories.
+//! It is the inverse of a transaction in the overlay format. Objects that the transaction replaced or deleted are hard
+//! links to the before-images in the journal entry. Objects that it added are hidden by whiteouts. A directory that it
+//! moved is redirected to its present path in the base. A directory with changed attributes is included with its
+//! earlier ones; a file whose attributes alone were changed, in place, is copied. Apart from that only directories and
+//! devices 0:0 are created; the cost follows the changed names, and the names in deleted directories.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -25,11 +25,11 @@ use crate::object_copy::{copy_content, copy_metadata};
 use crate::overlay::{DEVICE_XATTR, may_be_whiteout};
 use crate::view::ChangedPaths;
 
-/// Makes the empty layer `veil` the undo of a transaction that was carried out and is still in the journal.
+/// Fills the empty layer `snapshot_layer` with the inverse of a transaction that was applied and is still in the journal.
 pub(crate) fn build_snapshot_layer(
     disk: &TransactionRoots,
     decided: &LoggedTransaction,
-    veil: &Layer,
+    snapshot: &Layer,
 ) -> Result<ChangedPaths, Error> {
     let mut moves = PathMap::default();
     let mut attributes = BTreeMap::new();
@@ -39,41 +39,41 @@ pub(crate) fn build_snapshot_layer(
             attributes.insert(path.clone(), old.clone());
         }
     }
-    let mut weaver = SnapshotLayerBuilder {
+    let mut builder = SnapshotLayerBuilder {
         disk,
-        veil,
-        moves: moves.of_base(),
+        snapshot_layer: snapshot,
+        moves: moves.base_entries(),
         attributes,
         links: HashMap::new(),
-        woven: ChangedPaths::default(),
+        changed_paths: ChangedPaths::default(),
     };
-    weaver.build_snapshot_layer()?;
-    Ok(weaver.woven)
+    builder.build_snapshot_layer()?;
+    Ok(builder.changed_paths)
 }
 
-/// What is left to copy of a tree.
+/// Copies of trees that are left to do.
 enum Copying {
     Object(PathBuf, Location, Statx),
-    /// All that is in the directory has been copied: it gets its attributes.
+    /// Everything in the directory was copied: sets its attributes.
     ImportedLayer(PathBuf, Location, Statx),
 }
 
 struct SnapshotLayerBuilder<'a> {
     disk: &'a TransactionRoots,
-    veil: &'a Layer,
-    /// Path of the base as it was -> where that is now, or `None`: nothing was there.
+    snapshot_layer: &'a Layer,
+    /// Earlier path in the base -> present location, or `None` if nothing existed there.
     moves: BTreeMap<PathBuf, Option<Location>>,
     /// Attributes that directories of the base had.
     attributes: BTreeMap<PathBuf, Metadata>,
     /// Links that an object had before it was linked here.
     links: HashMap<u64, u32>,
-    woven: ChangedPaths,
+    changed_paths: ChangedPaths,
 }
 
 impl SnapshotLayerBuilder<'_> {
     fn build_snapshot_layer(&mut self) -> Result<(), Error> {
         let root = PathBuf::new();
-        self.woven.paths.insert(root.clone());
+        self.changed_paths.paths.insert(root.clone());
         let keys = self.moves.keys().chain(self.attributes.keys());
         // Sorted paths have parents before children.
         for path in keys.cloned().collect::<BTreeSet<PathBuf>>() {
@@ -82,17 +82,17 @@ impl SnapshotLayerBuilder<'_> {
                 None => self.put_attributed(&path)?,
             }
         }
-        // Who has no layer of its own yet sees the veil's root.
+        // A branch without a layer on disk shows the attributes of the snapshot layer's root.
         let base = Location::Base(root.clone());
         if let Some(stat) = self.disk.stat(&base)? {
             let from = (self.disk.tree(&base), root.as_path(), &stat);
-            copy_metadata(from, (&self.veil.tree, &root)).at(&root)?;
+            copy_metadata(from, (&self.snapshot_layer.tree, &root)).at(&root)?;
         }
         // Last: entries were made in them since.
         self.attributes.keys().try_for_each(|path| self.set_attributes(path))
     }
 
-    /// Where what the base had at a path is now.
+    /// The present location of the object that the base had at a path.
     fn now(&self, path: &Path) -> Option<Location> {
         for root in path.ancestors() {
             if let Some(origin) = self.moves.get(root) {
@@ -106,24 +106,24 @@ impl SnapshotLayerBuilder<'_> {
     fn put(&mut self, path: &Path, origin: Option<&Location>) -> Result<(), Error> {
         let parent = path.parent().unwrap_or(Path::new(""));
         self.directory(parent)?;
-        self.woven.paths.insert(path.to_path_buf());
+        self.changed_paths.paths.insert(path.to_path_buf());
         let stat = origin.map(|origin| self.disk.stat(origin)).transpose()?.flatten();
         let (Some(origin), Some(stat)) = (origin, stat) else {
-            // Only what the base shows below has to be hidden: the veil may hold the parent whole.
+            // Only objects that the base shows below must be hidden: the snapshot layer may contain the whole parent.
             let shown = match (self.now(parent), path.file_name()) {
                 (Some(Location::Base(parent)), Some(name)) => Location::Base(parent.join(name)),
                 _ => return Ok(()),
             };
             return match self.disk.stat(&shown)? {
-                Some(_) => self.veil.put_whiteout(path).at(path),
+                Some(_) => self.snapshot_layer.put_whiteout(path).at(path),
                 None => Ok(()),
             };
         };
         match origin {
             Location::Base(now) if kind_of(&stat) == FileType::Directory => {
                 self.make_directory(path, &stat, origin)?;
-                self.woven.moved.push(path.to_path_buf());
-                self.veil.set_redirect(path, now).at(path)
+                self.changed_paths.moved.push(path.to_path_buf());
+                self.snapshot_layer.set_redirect(path, now).at(path)
             }
             _ => self.copy(path, origin, &stat),
         }
@@ -136,7 +136,7 @@ impl SnapshotLayerBuilder<'_> {
             match copying {
                 Copying::Object(path, from, stat) if kind_of(&stat) == FileType::Directory => {
                     self.make_directory(&path, &stat, &from)?;
-                    self.veil.set_opaque(&path).at(&path)?;
+                    self.snapshot_layer.set_opaque(&path).at(&path)?;
                     let entries = self.disk.list(&from)?;
                     pending.push(Copying::ImportedLayer(path.clone(), from.clone(), stat));
                     for entry in entries {
@@ -151,11 +151,12 @@ impl SnapshotLayerBuilder<'_> {
                 }
                 Copying::Object(path, from, stat) => {
                     self.link(&path, &from, &stat)?;
-                    self.woven.paths.insert(path);
+                    self.changed_paths.paths.insert(path);
                 }
                 Copying::ImportedLayer(path, from, stat) => {
                     let (tree, from) = (self.disk.tree(&from), from.path());
-                    copy_metadata((tree, from, &stat), (&self.veil.tree, &path)).at(&path)?;
+                    copy_metadata((tree, from, &stat), (&self.snapshot_layer.tree, &path))
+                        .at(&path)?;
                 }
             }
         }
@@ -164,7 +165,7 @@ impl SnapshotLayerBuilder<'_> {
 
     fn link(&mut self, path: &Path, from: &Location, stat: &Statx) -> Result<(), Error> {
         if may_be_whiteout(stat) {
-            let tree = &self.veil.tree;
+            let tree = &self.snapshot_layer.tree;
             tree.make_node(path, u32::from(stat.stx_mode), 0).at(path)?;
             copy_metadata((self.disk.tree(from), from.path(), stat), (tree, path)).at(path)?;
             let mark = OsStr::new(DEVICE_XATTR);
@@ -174,16 +175,16 @@ impl SnapshotLayerBuilder<'_> {
         let name = |path: &Path| path.file_name().unwrap_or(OsStr::new(".")).to_os_string();
         let (source, target) = (
             self.disk.tree(from).directory(&parent(from.path())).at(from.path())?,
-            self.veil.tree.directory(&parent(path)).at(path)?,
+            self.snapshot_layer.tree.directory(&parent(path)).at(path)?,
         );
         let flags = AtFlags::empty();
         rustix::fs::linkat(&*source, name(from.path()), &*target, name(path), flags).at(path)?;
         let links = *self.links.entry(stat.stx_ino).or_insert(stat.stx_nlink);
-        self.veil.set_links(stat.stx_ino, links).at(path)
+        self.snapshot_layer.hard_links().set_count(stat.stx_ino, links).at(path)
     }
 
-    /// An object whose attributes the transaction set in place: a directory merges, a file is copied, as its content has
-    /// not moved and a link would share the new attributes.
+    /// Adds an object whose attributes the transaction changed in place: a directory is merged; a file is copied,
+    /// because its content has not moved and a link would share the new attributes.
     fn put_attributed(&mut self, path: &Path) -> Result<(), Error> {
         let from = Location::Base(path.to_path_buf());
         let Some(stat) = self.disk.stat(&from)? else { return Ok(()) };
@@ -191,23 +192,23 @@ impl SnapshotLayerBuilder<'_> {
             return self.directory(path);
         }
         self.directory(path.parent().unwrap_or(Path::new("")))?;
-        self.woven.paths.insert(path.to_path_buf());
-        let (base, tree) = (self.disk.tree(&from), &self.veil.tree);
+        self.changed_paths.paths.insert(path.to_path_buf());
+        let (base, tree) = (self.disk.tree(&from), &self.snapshot_layer.tree);
         let source = base.open(path, OFlags::RDONLY | OFlags::NONBLOCK).at(path)?;
         let target = tree.create_file(path, 0o600).at(path)?;
         copy_content(source.as_fd(), target.as_fd(), stat.stx_size).at(path)?;
         copy_metadata((base, path, &stat), (tree, path)).at(path)?;
         let made = tree.stat(path).at(path)?;
-        self.veil.set_origin(made.stx_ino, stat.stx_ino).at(path)?;
-        self.veil.set_links(made.stx_ino, stat.stx_nlink).at(path)
+        self.snapshot_layer.set_origin(made.stx_ino, stat.stx_ino).at(path)?;
+        self.snapshot_layer.hard_links().set_count(made.stx_ino, stat.stx_nlink).at(path)
     }
 
-    /// A directory of the base on the way to something: the veil's merges with it.
+    /// Adds a directory of the base on the path to an object; it merges with that of the base.
     fn directory(&mut self, path: &Path) -> Result<(), Error> {
-        let is_new = |path: &&Path| !self.woven.paths.contains(*path);
+        let is_new = |path: &&Path| !self.changed_paths.paths.contains(*path);
         let missing: Vec<&Path> = path.ancestors().take_while(is_new).collect();
         for path in missing.into_iter().rev() {
-            self.woven.paths.insert(path.to_path_buf());
+            self.changed_paths.paths.insert(path.to_path_buf());
             let Some(existing) = self.now(path) else { continue };
             if let Some(stat) = self.disk.stat(&existing)? {
                 self.make_directory(path, &stat, &existing)?;
@@ -217,21 +218,21 @@ impl SnapshotLayerBuilder<'_> {
     }
 
     fn make_directory(&mut self, path: &Path, stat: &Statx, from: &Location) -> Result<(), Error> {
-        self.woven.paths.insert(path.to_path_buf());
-        let tree = &self.veil.tree;
+        self.changed_paths.paths.insert(path.to_path_buf());
+        let tree = &self.snapshot_layer.tree;
         match tree.make_directory(path, 0o700) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => return Err(error).at(path),
         }
         copy_metadata((self.disk.tree(from), from.path(), stat), (tree, path)).at(path)?;
         let made = tree.stat(path).at(path)?;
-        self.veil.set_origin(made.stx_ino, stat.stx_ino).at(path)
+        self.snapshot_layer.set_origin(made.stx_ino, stat.stx_ino).at(path)
     }
 
     fn set_attributes(&self, path: &Path) -> Result<(), Error> {
         let Some(wanted) = self.attributes.get(path) else { return Ok(()) };
-        match self.veil.tree.stat(path) {
-            Ok(_) => set_metadata(&self.veil.tree, path, wanted).at(path),
+        match self.snapshot_layer.tree.stat(path) {
+            Ok(_) => set_metadata(&self.snapshot_layer.tree, path, wanted).at(path),
             Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(error).at(path),
         }

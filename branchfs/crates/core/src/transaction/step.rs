@@ -1,4 +1,4 @@
-//! The steps a commit is made of.
+//! The steps of a transaction.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -11,14 +11,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error};
 use crate::overlay::{is_private_xattr, user_xattrs};
-use crate::rooted_dir::{Tree, xattr_names};
+use crate::rooted_dir::{RootedDir, xattr_names};
 use crate::write_set::{from_hex, to_hex};
 
 /// The two trees a commit works on. Their descriptor caches are the commit's own.
 #[derive(Debug)]
 pub(crate) struct TransactionRoots {
-    pub(crate) base: Tree,
-    pub(crate) store: Tree,
+    pub(crate) base: RootedDir,
+    pub(crate) store: RootedDir,
 }
 
 /// A path below one of the two roots.
@@ -45,7 +45,7 @@ impl Location {
     }
 }
 
-/// Value of a mark of the overlay format: text of ours, or a file handle of the kernel's.
+/// Value of an overlay attribute: text of BranchFS, or a file handle of the kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct XattrValue(pub(crate) Vec<u8>);
 
@@ -78,18 +78,18 @@ pub(crate) struct Metadata {
 }
 
 impl Metadata {
-    /// Whether all but the time of the last access is the same.
+    /// Whether everything except the access time is equal.
     fn is_but_for_access(&self, other: &Self) -> bool {
         Self { atime: other.atime, ..self.clone() } == *other
     }
 
-    /// Whether all but the times is the same.
+    /// Whether everything except the times is equal.
     pub(super) fn is_but_for_times(&self, other: &Self) -> bool {
         Self { atime: other.atime, mtime: other.mtime, ..self.clone() } == *other
     }
 
-    /// These attributes, but for mode, owner and extended attributes `now` that are neither these nor `new`: others have set
-    /// them meanwhile.
+    /// These attributes, except for mode, owner and extended attributes of `now` that equal neither these nor `new`:
+    /// others have set them meanwhile.
     fn but_for_edits(&self, new: &Self, now: &Self) -> Self {
         let mut wanted = self.clone();
         if now.mode != new.mode {
@@ -107,7 +107,7 @@ impl Metadata {
         wanted
     }
 
-    /// Where these attributes are those of `then`, takes those of `now`: what others changed since stays.
+    /// Where these attributes equal those of `then`, uses those of `now`: changes by others are kept.
     pub(super) fn keep_changes(&mut self, then: &Self, now: &Self) {
         if self.mode == then.mode {
             self.mode = now.mode;
@@ -128,14 +128,15 @@ pub(crate) enum Step {
     Rename { from: Location, to: Location, ino: u64, directory: bool },
     /// Swaps two objects.
     Exchange { one: Location, other: Location, ino_one: u64, ino_other: u64, directory: bool },
-    /// Removes a mark of the overlay format from an object that has come into the base.
-    Strip { place: Location, name: String, value: XattrValue },
-    /// Sets the attributes of the object `ino`, which is at `before` until the steps ahead of this have been done: a
-    /// directory on both sides, or a file of the base of which the branch changed nothing else.
+    /// Removes an overlay attribute from an object that was moved into the base.
+    #[serde(rename = "Strip")]
+    RemoveXattr { place: Location, name: String, value: XattrValue },
+    /// Sets the attributes of the object `ino`, which is at `before` until the preceding steps are done: a directory on
+    /// both sides, or a file of the base of which the branch changed only attributes.
     Metadata { path: Location, before: Location, ino: u64, new: Metadata, old: Metadata },
 }
 
-/// Which way a step goes.
+/// The direction of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
     Forward,
@@ -143,7 +144,7 @@ pub(crate) enum Direction {
 }
 
 impl TransactionRoots {
-    pub(super) fn tree(&self, place: &Location) -> &Tree {
+    pub(super) fn tree(&self, place: &Location) -> &RootedDir {
         match place {
             Location::Base(_) => &self.base,
             Location::Store(_) => &self.store,
@@ -153,7 +154,7 @@ impl TransactionRoots {
     pub(crate) fn stat(&self, place: &Location) -> Result<Option<Statx>, Error> {
         match self.tree(place).stat(place.path()) {
             Ok(stat) => Ok(Some(stat)),
-            // Others may have put a symbolic link in the place of a directory on the way.
+            // Others may have put a symbolic link in place of a parent directory.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(error) => Err(error).at(place.path()),
         }
@@ -170,8 +171,11 @@ impl TransactionRoots {
         self.tree(place).find_xattr(place.path(), OsStr::new(name)).at(place.path())
     }
 
-    /// The marks of the overlay format that the object at `place` bears.
-    pub(crate) fn marks(&self, place: &Location) -> Result<Vec<(OsString, XattrValue)>, Error> {
+    /// The overlay attributes of the object at `place`.
+    pub(crate) fn private_xattrs(
+        &self,
+        place: &Location,
+    ) -> Result<Vec<(OsString, XattrValue)>, Error> {
         let tree = self.tree(place);
         let list = match tree.list_xattrs(place.path()) {
             Err(Errno::OPNOTSUPP) => Vec::new(),
@@ -207,8 +211,8 @@ impl TransactionRoots {
             place.path().file_name().map(OsStr::to_os_string).ok_or(Errno::INVAL)
         };
         if directory {
-            self.tree(from).forget(from.path());
-            self.tree(to).forget(to.path());
+            self.tree(from).invalidate(from.path());
+            self.tree(to).invalidate(to.path());
         }
         rustix::fs::renameat_with(&*from_parent, name_of(from)?, &*to_parent, name_of(to)?, flags)
     }
@@ -234,8 +238,8 @@ pub(crate) fn times_of(stat: &Statx) -> ((i64, u32), (i64, u32)) {
     ((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))
 }
 
-/// Gives an object the attributes that are wanted.
-pub(crate) fn set_metadata(tree: &Tree, path: &Path, wanted: &Metadata) -> Result<(), Errno> {
+/// Sets the attributes of an object.
+pub(crate) fn set_metadata(tree: &RootedDir, path: &Path, wanted: &Metadata) -> Result<(), Errno> {
     let stat = tree.stat(path)?;
     if (stat.stx_uid, stat.stx_gid) != (wanted.uid, wanted.gid) {
         tree.set_owner(path, Some(wanted.uid), Some(wanted.gid))?;
@@ -267,16 +271,16 @@ pub(crate) fn set_metadata(tree: &Tree, path: &Path, wanted: &Metadata) -> Resul
 
 impl Step {
     /// Its word in errors.
-    fn word(&self) -> &'static str {
+    fn label(&self) -> &'static str {
         match self {
             Self::Rename { .. } => "move",
             Self::Exchange { .. } => "exchange",
-            Self::Strip { .. } => "unmark",
+            Self::RemoveXattr { .. } => "unmark",
             Self::Metadata { .. } => "attributes",
         }
     }
 
-    /// An object of the base whose attributes the step sets, and those that it had.
+    /// The path in the base whose attributes the step sets, and the earlier attributes.
     pub(crate) fn attributes_before(&self) -> Option<(&Path, &Metadata)> {
         match self {
             Self::Metadata { before: Location::Base(path), old, .. } => Some((path, old)),
@@ -284,31 +288,31 @@ impl Step {
         }
     }
 
-    /// Whether the step does no more than set the times of a directory, which follow from its entries.
+    /// Whether the step only sets the times of a directory, which follow from its entries.
     pub(super) fn sets_times_alone(&self) -> bool {
         matches!(self, Self::Metadata { new, old, .. } if new.is_but_for_times(old))
     }
 
-    /// Says of what the operating system refused which step it was.
-    pub(super) fn named(&self, error: Error) -> Error {
+    /// Adds the step to an error of the operating system.
+    pub(super) fn with_step(&self, error: Error) -> Error {
         match error {
-            Error::Io { path, source } => Error::Step { step: self.word(), path, source },
+            Error::Io { path, source } => Error::Step { step: self.label(), path, source },
             other => other,
         }
     }
 
-    /// Every place the step names.
+    /// Every location that the step names.
     pub(super) fn places_mut(&mut self) -> Vec<&mut Location> {
         match self {
             Self::Rename { from, to, .. } => vec![from, to],
             Self::Exchange { one, other, .. } => vec![one, other],
-            Self::Strip { place, .. } => vec![place],
+            Self::RemoveXattr { place, .. } => vec![place],
             Self::Metadata { path, before, .. } => vec![path, before],
         }
     }
 
-    /// Sets the inode of what is moved from `place`, which was made only after the plan.
-    pub(super) fn expect(&mut self, place: &Location, made: u64) {
+    /// Sets the inode of the object that is moved from `place`, which was created only after the plan.
+    pub(super) fn set_inode(&mut self, place: &Location, made: u64) {
         match self {
             Self::Rename { from, ino, .. } if from == place => *ino = made,
             Self::Exchange { one, ino_one, .. } if one == place => *ino_one = made,
@@ -317,18 +321,18 @@ impl Step {
         }
     }
 
-    /// Does the step, or takes it back.
+    /// Executes the step, or rolls it back.
     pub(crate) fn run(&self, disk: &TransactionRoots, direction: Direction) -> Result<(), Error> {
         let forward = direction == Direction::Forward;
         match self {
             Self::Rename { from, to, directory, .. } => {
                 let (from, to) = if forward { (from, to) } else { (to, from) };
-                disk.rename(from, to, RenameFlags::NOREPLACE, *directory).at(shown(from, to))
+                disk.rename(from, to, RenameFlags::NOREPLACE, *directory).at(base_path(from, to))
             }
             Self::Exchange { one, other, directory, .. } => {
-                disk.rename(one, other, RenameFlags::EXCHANGE, *directory).at(shown(one, other))
+                disk.rename(one, other, RenameFlags::EXCHANGE, *directory).at(base_path(one, other))
             }
-            Self::Strip { place, name, value } => {
+            Self::RemoveXattr { place, name, value } => {
                 let tree = disk.tree(place);
                 if forward {
                     match tree.remove_xattr(place.path(), OsStr::new(name)) {
@@ -344,7 +348,7 @@ impl Step {
                 set_metadata(disk.tree(path), path.path(), new).at(path.path())
             }
             Self::Metadata { path, before, ino, new, old } => {
-                // On the way back the directory may be at either place, or gone back into a layer.
+                // During a rollback the directory may be at either path, or back in a layer.
                 for place in [path, before] {
                     if disk.stat(place)?.is_some_and(|stat| stat.stx_ino == *ino) {
                         let now = disk.metadata(place)?;
@@ -362,8 +366,8 @@ impl Step {
     }
 }
 
-/// The path to name in an error: the one in the base.
-fn shown<'p>(one: &'p Location, other: &'p Location) -> &'p Path {
+/// The path for an error message: the one in the base.
+fn base_path<'p>(one: &'p Location, other: &'p Location) -> &'p Path {
     match (one, other) {
         (Location::Base(path), _) | (_, Location::Base(path)) => path,
         _ => one.path(),

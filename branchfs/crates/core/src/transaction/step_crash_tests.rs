@@ -160,11 +160,11 @@ impl Scenario {
     /// Starts again, as after a crash, and ends in good order.
     fn restart(&self) {
         let workspace = self.open();
-        let home = self.base().join(".branching");
+        let base_store = self.base().join(".branching");
         let count = |path: PathBuf| fs::read_dir(path).unwrap().count();
-        assert_eq!(count(home.join("journal")), 0, "nothing is left to settle");
+        assert_eq!(count(base_store.join("journal")), 0, "nothing is left to settle");
         if self.elsewhere.is_some() {
-            assert_eq!(count(home.join("layers")), 0, "no copy is left");
+            assert_eq!(count(base_store.join("layers")), 0, "no copy is left");
         }
         let branches = workspace.list().unwrap().len();
         assert_eq!(count(workspace.store().join("layers")), branches, "no layer is left");
@@ -199,7 +199,7 @@ pub(crate) fn parent(view: &mut View, path: &str) -> (NodeIndex, String) {
     let name = parts.pop().unwrap().to_owned();
     for part in parts {
         at = view.lookup(at, OsStr::new(part)).unwrap().unwrap().0;
-        view.nodes.remember(at);
+        view.nodes.add_lookup(at);
     }
     (at, name)
 }
@@ -207,14 +207,14 @@ pub(crate) fn parent(view: &mut View, path: &str) -> (NodeIndex, String) {
 pub(crate) fn find(view: &mut View, path: &str) -> NodeIndex {
     let (parent, name) = parent(view, path);
     let found = view.lookup(parent, OsStr::new(&name)).unwrap().unwrap().0;
-    view.nodes.remember(found);
+    view.nodes.add_lookup(found);
     found
 }
 
 pub(crate) fn make(view: &mut View, path: &str, new: New<'_>) {
     let (parent, name) = parent(view, path);
     let (index, _, _) = view.create(parent, OsStr::new(&name), new, 0, OWNER).unwrap();
-    view.nodes.remember(index);
+    view.nodes.add_lookup(index);
 }
 
 pub(crate) fn write(view: &mut View, path: &str, content: &str) {
@@ -267,7 +267,7 @@ pub(crate) fn shown(view: &mut View) -> BTreeMap<PathBuf, String> {
         for entry in view.list(index).unwrap() {
             let path = directory.join(&entry.name);
             let (found, attributes) = view.lookup(index, &entry.name).unwrap().unwrap();
-            view.nodes.remember(found);
+            view.nodes.add_lookup(found);
             let mut content = Vec::new();
             match entry.kind {
                 rustix::fs::FileType::Directory => pending.push((path.clone(), found)),
@@ -289,7 +289,7 @@ pub(crate) fn shown(view: &mut View) -> BTreeMap<PathBuf, String> {
     tree
 }
 
-/// Forks, changes and decides; returns the scenario, its disk, the decided commit and the base before.
+/// Forks, changes and logs; returns the scenario, its disk, the logged commit and the base before.
 pub(super) fn decided(
     place: Store,
 ) -> (Scenario, TransactionRoots, LoggedTransaction, BTreeMap<PathBuf, String>) {
@@ -305,10 +305,10 @@ fn decided_part(
     scenario.work();
     let (disk, header, plan) = scenario.plan(part);
     assert!(plan.drift.is_empty(), "{:?}", plan.drift);
-    for litter in &plan.litter {
-        disk.remove_file(litter).unwrap();
+    for whiteout in &plan.stray_whiteouts {
+        disk.remove_file(whiteout).unwrap();
     }
-    let decided = Prepared::new(&disk, plan).unwrap().decide(&disk, header).unwrap();
+    let decided = Prepared::new(&disk, plan).unwrap().log(&disk, header).unwrap();
     (scenario, disk, decided, before)
 }
 
@@ -447,7 +447,7 @@ fn a_partial_commit_that_is_cut_at_any_step_leaves_the_branch_with_the_rest_or_w
     }
 }
 
-/// As [`decided`], then committed to the end; returns the decided undo and the base after the commit.
+/// As [`decided`], then committed to the end; returns the logged undo and the base after the commit.
 fn undo_decided(
     place: Store,
 ) -> (Scenario, TransactionRoots, LoggedTransaction, BTreeMap<PathBuf, String>) {
@@ -459,7 +459,7 @@ fn undo_decided(
     let workspace = scenario.open();
     let (disk, header, plan) = workspace.plan_revert_for_tests(UndoDirection::Undo).unwrap();
     assert!(plan.drift.is_empty(), "{:?}", plan.drift);
-    let undo = Prepared::new(&disk, plan).unwrap().decide(&disk, header).unwrap();
+    let undo = Prepared::new(&disk, plan).unwrap().log(&disk, header).unwrap();
     (scenario, disk, undo, after)
 }
 
@@ -588,7 +588,7 @@ fn an_error_half_way_rolls_back_and_names_the_path() {
 
 #[test]
 fn a_store_elsewhere_is_settled_wherever_it_was_cut_around_the_steps() {
-    // Staged and not decided: nothing happened.
+    // Staged and not logged: nothing happened.
     let scenario = Scenario::new(Elsewhere);
     let before = scenario.snapshot();
     scenario.work();

@@ -27,18 +27,21 @@ use crate::write_set::Fingerprint;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UndoRequest<'a> {
     pub(crate) past: &'a LoggedTransaction,
-    /// When it was done, nanoseconds since 1970 by the clock of the file system.
+    /// When the transaction was applied, nanoseconds since 1970 by the clock of the file system.
     pub(crate) finished: i64,
-    /// What our own work did to ctimes.
-    pub(crate) traces: &'a OwnCtimeChanges,
-    /// Number of the transaction that takes it back.
+    /// The own ctime changes.
+    pub(crate) own_changes: &'a OwnCtimeChanges,
+    /// Number of the undo transaction.
     pub(crate) transaction: u64,
 }
 
-/// Works out how to take a transaction back. Changes nothing.
-pub(crate) fn reverse(disk: &TransactionRoots, reversal: &UndoRequest<'_>) -> Result<Plan, Error> {
+/// Works out how to undo a transaction. Changes nothing.
+pub(crate) fn plan_undo(
+    disk: &TransactionRoots,
+    reversal: &UndoRequest<'_>,
+) -> Result<Plan, Error> {
     let moved_out = reversal.past.steps.iter().filter_map(moved_out).collect();
-    let mut planner = Planner {
+    let mut planner = UndoPlanner {
         disk,
         reversal,
         plan: Plan { transaction: reversal.transaction, ..Plan::default() },
@@ -84,17 +87,17 @@ fn reversed(change: &Change) -> Change {
     }
 }
 
-struct Planner<'a> {
+struct UndoPlanner<'a> {
     disk: &'a TransactionRoots,
     reversal: &'a UndoRequest<'a>,
     plan: Plan,
     moves: PathMap,
-    /// Where the transaction put what it took out of the base.
+    /// Locations to which the transaction moved objects of the base.
     moved_out: BTreeSet<&'a Location>,
     next: usize,
 }
 
-impl Planner<'_> {
+impl UndoPlanner<'_> {
     fn rollback_all(&mut self, step: &Step) -> Result<(), Error> {
         match step {
             Step::Rename { from, to, ino, directory } => {
@@ -104,7 +107,7 @@ impl Planner<'_> {
                 self.take_back_exchange((one, other), (*ino_one, *ino_other), *directory)
             }
             // The mark meant the layer; its object is marked no more wherever it goes.
-            Step::Strip { .. } | Step::Metadata { .. } => Ok(()),
+            Step::RemoveXattr { .. } | Step::Metadata { .. } => Ok(()),
         }
     }
 
@@ -132,7 +135,7 @@ impl Planner<'_> {
             }
         }
         if let Location::Base(path) = from {
-            self.free(from, path)?;
+            self.make_room(from, path)?;
         }
         self.push(Step::Rename { from: to.clone(), to: from.clone(), ino, directory });
         Ok(())
@@ -148,7 +151,7 @@ impl Planner<'_> {
         let step = match self.now(other)? {
             None => {
                 self.plan.drift.insert(path.to_path_buf());
-                self.free(other, path)?;
+                self.make_room(other, path)?;
                 Step::Rename { from: one.clone(), to: other.clone(), ino: ino_other, directory }
             }
             Some((real, stat)) => {
@@ -181,7 +184,7 @@ impl Planner<'_> {
             return Ok(());
         }
         let current = self.disk.metadata(path)?;
-        let (wanted, has_drifted) = merged(new, old, &current, self.reversal.finished);
+        let (wanted, has_drifted) = restore_metadata(new, old, &current, self.reversal.finished);
         if has_drifted {
             self.plan.drift.insert(path.path().to_path_buf());
         }
@@ -196,7 +199,7 @@ impl Planner<'_> {
     }
 
     /// Frees a path of the base, which may have been used externally.
-    fn free(&mut self, place: &Location, path: &Path) -> Result<(), Error> {
+    fn make_room(&mut self, place: &Location, path: &Path) -> Result<(), Error> {
         let parent = path.parent().unwrap_or(Path::new(""));
         let is_there = self.now(&Location::Base(parent.to_path_buf()))?;
         if !is_there.is_some_and(|(_, stat)| is_directory(&stat)) {
@@ -228,13 +231,13 @@ impl Planner<'_> {
         self.plan.steps.push(step);
     }
 
-    /// What will be at a place when the steps so far are done, and where it is now.
+    /// The present location of the object that will be at `place` after the steps planned so far.
     fn now(&self, place: &Location) -> Result<Option<(Location, Statx)>, Error> {
         let Some(real) = self.moves.origin(place) else { return Ok(None) };
         Ok(self.disk.stat(&real)?.map(|stat| (real, stat)))
     }
 
-    /// What goes away to a place in the store must be as the transaction left it.
+    /// Checks that an object that moves into the store is as the transaction left it.
     fn check(
         &mut self,
         real: &Location,
@@ -242,8 +245,8 @@ impl Planner<'_> {
         stat: &Statx,
         to: &Location,
     ) -> Result<(), Error> {
-        let UndoRequest { finished, traces, .. } = *self.reversal;
-        let is_ours = |ctime: i64| ctime <= finished || traces.covers(ctime, finished);
+        let UndoRequest { finished, own_changes, .. } = *self.reversal;
+        let is_ours = |ctime: i64| ctime <= finished || own_changes.contains(ctime, finished);
         let mut pending = vec![(real.clone(), path.to_path_buf(), *stat, to.clone())];
         while let Some((real, path, stat, to)) = pending.pop() {
             self.plan.displaced.insert(to.clone(), Fingerprint::of(&stat));
@@ -258,7 +261,10 @@ impl Planner<'_> {
                     }
                 }
             }
-            if !traces.same(stat.stx_ino, Fingerprint::of(&stat).ctime).any(is_ours) {
+            if !own_changes
+                .equivalent_ctimes(stat.stx_ino, Fingerprint::of(&stat).ctime)
+                .any(is_ours)
+            {
                 self.plan.drift.insert(path);
             }
         }
@@ -271,7 +277,12 @@ fn is_directory(stat: &Statx) -> bool {
 }
 
 /// Returns the attributes to restore, and whether they were changed externally.
-fn merged(new: &Metadata, old: &Metadata, current: &Metadata, finished: i64) -> (Metadata, bool) {
+fn restore_metadata(
+    new: &Metadata,
+    old: &Metadata,
+    current: &Metadata,
+    finished: i64,
+) -> (Metadata, bool) {
     let mut has_drifted = false;
     let mut wanted = current.clone();
     let mut pick = |changed: bool, drifted: bool| {
@@ -299,10 +310,10 @@ fn merged(new: &Metadata, old: &Metadata, current: &Metadata, finished: i64) -> 
     (wanted, has_drifted)
 }
 
-/// The moves planned so far: which place of now will be where.
+/// The moves planned so far: present locations by later ones.
 #[derive(Debug, Default)]
 pub(super) struct PathMap {
-    /// Root of something moved -> where it is now; `None`: nothing will be there.
+    /// Later location of a moved tree -> its present location; `None` if nothing will be there.
     at: BTreeMap<Location, Option<Location>>,
 }
 
@@ -324,7 +335,7 @@ impl PathMap {
                 self.put_below(one, below.1);
                 self.put_below(other, below.0);
             }
-            Step::Strip { .. } | Step::Metadata { .. } => {}
+            Step::RemoveXattr { .. } | Step::Metadata { .. } => {}
         }
     }
 
@@ -341,8 +352,8 @@ impl PathMap {
         }
     }
 
-    /// Those of the base.
-    pub(super) fn of_base(self) -> BTreeMap<PathBuf, Option<Location>> {
+    /// The entries in the base.
+    pub(super) fn base_entries(self) -> BTreeMap<PathBuf, Option<Location>> {
         let base = |(place, origin)| match place {
             Location::Base(path) => Some((path, origin)),
             Location::Store(_) => None,
@@ -350,7 +361,7 @@ impl PathMap {
         self.at.into_iter().filter_map(base).collect()
     }
 
-    /// Objects of the base that will be elsewhere in it: present path and later one.
+    /// Objects that move within the base: present path and later one.
     pub(super) fn within_base(&self) -> impl Iterator<Item = (&Path, &Path)> {
         self.at.iter().filter_map(|(to, from)| match (from, to) {
             (Some(Location::Base(from)), Location::Base(to)) if from != to => {
@@ -360,18 +371,22 @@ impl PathMap {
         })
     }
 
-    /// Whether something at a place, or below it, comes or goes.
+    /// Whether the undo moves an object to or from a location, or below it.
     pub(super) fn touches(&self, place: &Location) -> bool {
-        self.at.range(place.clone()..).next().is_some_and(|(key, _)| below(key, place).is_some())
+        self.at
+            .range(place.clone()..)
+            .next()
+            .is_some_and(|(key, _)| path_below(key, place).is_some())
     }
 
-    /// Entries strictly below a place, relative to it. Paths sort by components, so they stand together.
+    /// Removes and returns the entries strictly below a location, relative to it. Paths sort by components, so they are
+    /// adjacent.
     fn take_below(&mut self, place: &Location) -> Vec<(PathBuf, Option<Location>)> {
         let below: Vec<Location> = self
             .at
             .range(place.clone()..)
             .map(|(key, _)| key)
-            .take_while(|key| below(key, place).is_some())
+            .take_while(|key| path_below(key, place).is_some())
             .filter(|key| *key != place)
             .cloned()
             .collect();
@@ -391,7 +406,7 @@ impl PathMap {
         }
     }
 
-    /// Where what will be at `place` is now.
+    /// The present location of the object that will be at `place`.
     pub(super) fn origin(&self, place: &Location) -> Option<Location> {
         for root in place.path().ancestors() {
             let key = match place {
@@ -411,7 +426,7 @@ pub(super) fn with_rest(place: &Location, rest: &Path) -> Location {
     if rest.as_os_str().is_empty() { place.clone() } else { place.join(rest.as_os_str()) }
 }
 
-fn below<'p>(place: &'p Location, root: &Location) -> Option<&'p Path> {
+fn path_below<'p>(place: &'p Location, root: &Location) -> Option<&'p Path> {
     match (place, root) {
         (Location::Base(path), Location::Base(root))
         | (Location::Store(path), Location::Store(root)) => path.strip_prefix(root).ok(),

@@ -19,22 +19,21 @@ use super::step::{Location, Metadata, Step, TransactionRoots, times_of};
 use crate::error::Error;
 use crate::write_set::Fingerprint;
 
-/// What a plan saw of the objects that leave the base, also inside of directories that do, by the place in the store to
-/// which they go.
+/// Fingerprints of the objects that leave the base, also of those inside directories, by their locations in the store.
 pub(crate) type Displaced = BTreeMap<Location, Fingerprint>;
 
-/// Compares the base with what the plan saw while the steps run.
+/// Compares the base with the plan while the steps run.
 pub(super) struct Watch<'a> {
     disk: &'a TransactionRoots,
     displaced: &'a Displaced,
-    /// Inode numbers of objects whose ctime the steps have changed.
+    /// Inode numbers of objects whose ctime the steps changed.
     touched: HashSet<u64>,
-    /// Inode number of an object whose attributes a step sets in place -> the attributes. Other names of it may be removed
-    /// from the base.
+    /// Inode number of an object whose attributes a step sets in place -> the attributes. Other names of it may be
+    /// removed from the base.
     set: HashMap<u64, &'a Metadata>,
-    /// Objects that were taken out of the base: path there, place in the store, and state right before.
+    /// Objects that were moved out of the base: path there, location in the store, and their status right before.
     taken: Vec<(&'a Path, &'a Location, Statx)>,
-    /// Where the steps put something.
+    /// Locations that the steps move something to.
     filled: BTreeSet<&'a Location>,
 }
 
@@ -53,7 +52,7 @@ impl<'a> Watch<'a> {
     /// Compares the object that the next step removes from the base, or whose attributes it sets, with the plan.
     ///
     /// # Errors
-    /// `Conflict` names the path that others changed.
+    /// `Conflict` with the path that others changed.
     pub(super) fn before(&mut self, step: &'a Step) -> Result<(), Error> {
         if let Step::Rename { to, .. } | Step::Exchange { one: to, .. } = step {
             self.filled.insert(to);
@@ -77,7 +76,7 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// The attributes must be those that the plan saw. An object with several links may have the new ones already.
+    /// Checks that the attributes are those in the plan. An object with several links may have the new ones already.
     fn before_metadata(
         &mut self,
         path: &Location,
@@ -105,7 +104,7 @@ impl<'a> Watch<'a> {
         let ctime = if self.touched.contains(&now.ino) { seen.ctime } else { now.ctime };
         let is_set = self.set.get(&now.ino).is_some_and(|set| set.mtime == times_of(stat).1);
         let mtime = if is_set { seen.mtime } else { now.mtime };
-        seen.still(&Fingerprint { ctime, mtime, ..now })
+        seen.matches(&Fingerprint { ctime, mtime, ..now })
     }
 
     /// Compares all objects that were removed from the base with their state before the step.
@@ -142,7 +141,7 @@ impl<'a> Watch<'a> {
             && (then.mtime == found.mtime || times_of(now).1 == set.mtime)
     }
 
-    /// Compares the content of a removed directory with the plan. A missing name is no loss.
+    /// Compares the content of a removed directory with the plan. Missing names are accepted.
     fn compare_below(&self, path: &Path, place: &Location) -> Result<(), Error> {
         let mut pending = vec![(path.to_path_buf(), place.clone())];
         while let Some((path, place)) = pending.pop() {

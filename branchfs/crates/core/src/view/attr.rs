@@ -8,10 +8,10 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::copy_up::Content;
+use super::copy_up::CopyData;
 use super::{NodeIndex, NodeLocation, View, attributes};
 use crate::overlay::is_private_xattr;
-use crate::rooted_dir::{Result, Tree, descriptor_path, read_growing, xattr_names};
+use crate::rooted_dir::{Result, RootedDir, descriptor_path, read_growing, xattr_names};
 use crate::vfs::{Attributes, SetAttr, SetTime};
 use crate::write_set::Read;
 
@@ -47,7 +47,7 @@ impl View {
                 if matches!(node.place, NodeLocation::Lower(_))
                     && !self.is_as_looked_up(index, &stat)?
                 {
-                    // Others replaced or changed it in the base: who has it open has what it was.
+                    // Others replaced or changed it in the base: open files still show the old object.
                     if let Some(file) = self.open_file_of(index) {
                         stat = stat_file(&file)?;
                     }
@@ -83,7 +83,7 @@ impl View {
 
     /// Changes attributes. Order: size, owner, mode, times; a change of owner clears set-id bits as on any file system.
     pub fn setattr(&mut self, index: NodeIndex, changes: &SetAttr) -> Result<Attributes> {
-        let content = if changes.size == Some(0) { Content::Drop } else { Content::Keep };
+        let content = if changes.size == Some(0) { CopyData::No } else { CopyData::Yes };
         self.copy_up(index, content)?;
         if self.nodes.get(index)?.names.is_empty() && index != super::ROOT {
             self.setattr_orphan(index, changes)?;
@@ -149,7 +149,7 @@ impl View {
         at.layer.tree.read_link(&at.path)
     }
 
-    /// Returns an extended attribute; those of layers are hidden.
+    /// Returns an extended attribute; those of the overlay format are hidden.
     pub fn getxattr(&self, index: NodeIndex, name: &OsStr) -> Result<Vec<u8>> {
         if is_private_xattr(name) {
             return Err(Errno::NODATA);
@@ -192,7 +192,7 @@ impl View {
         if is_private_xattr(name) {
             return Err(Errno::PERM);
         }
-        self.copy_up(index, Content::Keep)?;
+        self.copy_up(index, CopyData::Yes)?;
         self.nodes.get_mut(index)?.default_acl = None;
         let flags = XattrFlags::from_bits_retain(flags);
         match self.locate(index) {
@@ -216,7 +216,7 @@ impl View {
         if is_private_xattr(name) {
             return Err(Errno::NODATA);
         }
-        self.copy_up(index, Content::Keep)?;
+        self.copy_up(index, CopyData::Yes)?;
         self.nodes.get_mut(index)?.default_acl = None;
         match self.locate(index) {
             Ok(at) => at.layer.tree.remove_xattr(&at.path, name),
@@ -232,9 +232,9 @@ fn stat_file(file: &OwnedFd) -> Result<Statx> {
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
 
-/// Drops what a change of content takes away: capabilities, and with `set_id` the set-id bits. The kernel leaves this to
-/// the filesystem, and says when the caller is one who loses set-id bits.
-fn kill_privileges(tree: &Tree, path: &std::path::Path, set_id: bool) -> Result<()> {
+/// Removes capabilities after a change of content, and the set-id bits if `set_id` is set. The kernel leaves this to
+/// the filesystem, and says whether the caller's write clears set-id bits.
+fn kill_privileges(tree: &RootedDir, path: &std::path::Path, set_id: bool) -> Result<()> {
     let mode = u32::from(tree.stat(path)?.stx_mode);
     if let Some(mode) = without_set_id(mode).filter(|_| set_id) {
         tree.set_mode(path, mode)?;
@@ -245,7 +245,8 @@ fn kill_privileges(tree: &Tree, path: &std::path::Path, set_id: bool) -> Result<
     }
 }
 
-/// The same for an open file. Returns whether its mode is another now, which the kernel does not expect of a write.
+/// As [`View::kill_privileges`], for an open file. Returns whether its mode changed, which the kernel does not expect
+/// of a write.
 pub fn kill_privileges_of(file: impl AsFd, set_id: bool) -> Result<bool> {
     let file = file.as_fd();
     let mode = if set_id { without_set_id(rustix::fs::fstat(file)?.st_mode) } else { None };
@@ -261,8 +262,8 @@ pub fn kill_privileges_of(file: impl AsFd, set_id: bool) -> Result<bool> {
     }
 }
 
-/// The mode without set-id bits, where it has any that a write clears: set-group-id without group execution is
-/// mandatory locking's old mark and stays.
+/// The mode without the set-id bits that a write clears. Set-group-id without group execution (mandatory locking)
+/// stays.
 fn without_set_id(mode: u32) -> Option<u32> {
     const GROUP_EXECUTE: u32 = 0o010;
     if FileType::from_raw_mode(mode) != FileType::RegularFile || mode & SET_ID == 0 {

@@ -1,9 +1,9 @@
-//! What a transaction changed in the base, as far as views are concerned.
+//! The paths of the base that a transaction changed, as far as views need them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The paths that a view must look up again after a snapshot layer was put into its stack.
+/// The paths that a view must look up again after a snapshot layer was inserted.
 #[derive(Debug, Default)]
 pub(crate) struct ChangedPaths {
     /// Paths at which the snapshot layer has an object.

@@ -1,8 +1,8 @@
 //! Copy-up: bringing an object of a lower layer into the top layer before it is changed.
 //!
 //! A copy is built in the layer's scratch directory and renamed into place, so a crash leaves either nothing or the whole
-//! object. What the base had at that path is noted first (the write set, S8 of docs/semantics.md), and the shown inode number
-//! after. The parent's times are put back: copying up is not a change that a user made.
+//! object. The precondition of that path in the base is recorded first (the write set, S8 of docs/semantics.md), the shown
+//! inode number afterwards. The parent's times are restored: copying up is not a change by the user.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,21 +18,21 @@ use crate::ids::LayerId;
 use crate::layer::{Layer, WorkEntry};
 use crate::object_copy::{copy_content, copy_metadata, times};
 use crate::overlay;
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 use crate::write_set::{Fingerprint, Precondition};
 
-/// How much of a file a change needs.
+/// Whether a copy-up copies the content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Content {
+pub enum CopyData {
     /// All of it.
-    Keep,
+    Yes,
     /// None: the file is about to be truncated.
-    Drop,
+    No,
 }
 
 impl View {
-    /// Makes sure that the node is in the top layer. Directories come without their entries.
-    pub fn copy_up(&mut self, index: NodeIndex, content: Content) -> Result<()> {
+    /// Copies the node up, if it is not in the top layer. Directories are copied without their entries.
+    pub fn copy_up(&mut self, index: NodeIndex, content: CopyData) -> Result<()> {
         match &self.nodes.get(index)?.place {
             NodeLocation::Upper | NodeLocation::Directory { upper: true, .. } => Ok(()),
             NodeLocation::Directory { upper: false, .. } => self.copy_up_directories(index),
@@ -44,20 +44,20 @@ impl View {
         }
     }
 
-    /// Makes sure that the top layer is on disk.
+    /// Creates the top layer on disk, if it does not exist.
     pub fn make_layer(&mut self) -> Result<()> {
         let NodeLocation::Directory { upper: false, lowers } = &self.nodes.get(ROOT)?.place else {
             return Ok(());
         };
         let below = lowers.first().ok_or(Errno::NOENT)?;
-        self.layers[0].make(&below.layer.tree)?;
+        self.layers[0].create(&below.layer.tree)?;
         if let NodeLocation::Directory { upper, .. } = &mut self.nodes.get_mut(ROOT)?.place {
             *upper = true;
         }
         Ok(())
     }
 
-    /// A directory that is in lower layers alone, and those that it is in.
+    /// A directory that exists only in lower layers, and its ancestors like that.
     fn copy_up_directories(&mut self, index: NodeIndex) -> Result<()> {
         let mut missing = vec![index];
         while let Some(index) = missing.last().copied().filter(|index| *index != ROOT) {
@@ -76,13 +76,15 @@ impl View {
     fn copy_up_directory(&mut self, index: NodeIndex) -> Result<()> {
         let source = self.locate(index)?;
         let stat = source.layer.tree.stat(&source.path)?;
-        self.note(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        self.record(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let charge = quota_hooks::charge_name(&top, FileType::Directory)?;
         let scratch = WorkEntry::new(&top);
         top.work()?.make_directory(&scratch, 0o700)?;
         copy_metadata((&source.layer.tree, &source.path, &stat), (top.work()?, &scratch))?;
-        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        keep_parent_times(&top, &path, || {
+            top.rename_into_upper(&scratch, &path, RenameFlags::NOREPLACE)
+        })?;
         scratch.placed();
         quota_hooks::keep(charge);
         if let NodeLocation::Directory { upper, .. } = &mut self.nodes.get_mut(index)?.place {
@@ -91,39 +93,46 @@ impl View {
         Ok(())
     }
 
-    fn copy_up_object(&mut self, index: NodeIndex, content: Content) -> Result<()> {
+    fn copy_up_object(&mut self, index: NodeIndex, content: CopyData) -> Result<()> {
         let names = self.nodes.get(index)?.names.clone();
         for (parent, _) in &names {
-            self.copy_up(*parent, Content::Keep)?;
+            self.copy_up(*parent, CopyData::Yes)?;
         }
         let source = self.locate(index)?;
         let mut stat = source.layer.tree.stat(&source.path)?;
         if !self.is_as_looked_up(index, &stat)? {
-            // The kernel may have pages of what it was: they must not become the copy's.
+            // The kernel may have cached pages of the old object, which must not become those of the copy.
             self.supersede_names(index);
             return Err(Errno::STALE);
         }
-        self.note(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        self.record(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let (tree, partial) = (&source.layer.tree, self.partial_at(&source, Some(stat.stx_ino))?);
         if let Some(partial) = &partial {
             stat.stx_blocks = partial.blocks()?;
         }
-        let copying = Copying::expect(&top, &stat, content)?;
+        let copying = Copying::charge(&top, &stat, content)?;
         let scratch = WorkEntry::new(&top);
         copy_object(tree, &source.path, &stat, top.work()?, &scratch, |copy| match &partial {
             _ if self.is_copied_in_part(&stat, content) => self.begin_copy(&source, &stat, copy),
-            Some(partial) if content == Content::Keep => partial.copy_to(copy),
+            Some(partial) if content == CopyData::Yes => partial.copy_to(copy),
             _ => copy_whole(tree, &source.path, &stat, copy, content),
         })?;
         let made = top.work()?.stat(&scratch)?;
-        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        keep_parent_times(&top, &path, || {
+            top.rename_into_upper(&scratch, &path, RenameFlags::NOREPLACE)
+        })?;
         scratch.placed();
         copying.made(&top, &top.tree, &path, made.stx_ino)?;
         top.set_origin(made.stx_ino, source.layer.st_ino(stat.stx_ino))?;
         if stat.stx_nlink > 1 {
             let links = self.object_attributes(&stat, &source.layer).nlink;
-            top.keep_link((source.layer.origin, stat.stx_ino), &path, made.stx_ino, links)?;
+            top.hard_links().keep_copy(
+                (source.layer.origin, stat.stx_ino),
+                &path,
+                made.stx_ino,
+                links,
+            )?;
         }
         let node = self.nodes.get_mut(index)?;
         (node.place, node.identity) = (NodeLocation::Upper, None);
@@ -132,7 +141,7 @@ impl View {
         self.reopen_handles(index, &top, &path)
     }
 
-    /// Hard links that are known under several names stay one object.
+    /// Keeps hard links that are known under several names one object.
     fn link_other_names(
         &mut self,
         index: NodeIndex,
@@ -144,7 +153,11 @@ impl View {
             if let Some(below) = self.find_below(*parent, name)? {
                 if let NodeLocation::Lower(at) = &below.place {
                     let stat = at.layer.tree.stat(&at.path)?;
-                    self.note(&at.layer, &at.path, Precondition::Present(Fingerprint::of(&stat)))?;
+                    self.record(
+                        &at.layer,
+                        &at.path,
+                        Precondition::Present(Fingerprint::of(&stat)),
+                    )?;
                 }
             }
             let other = self.nodes.path(*parent)?.join(name);
@@ -166,38 +179,40 @@ impl View {
         origin: (LayerId, u64),
     ) -> Result<bool> {
         let mut above = self.layers.iter().take_while(|layer| layer.id != at.layer.id);
-        let Some(holder) = above.find(|layer| layer.has_link(origin)).cloned() else {
+        let Some(holder) = above.find(|layer| layer.hard_links().has_copy(origin)).cloned() else {
             return Ok(false);
         };
-        self.copy_up(parent, Content::Keep)?;
+        self.copy_up(parent, CopyData::Yes)?;
         let stat = at.layer.tree.stat(&at.path)?;
-        self.note(&at.layer, &at.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        self.record(&at.layer, &at.path, Precondition::Present(Fingerprint::of(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
         if holder.id == top.id {
-            keep_parent_times(&top, &path, || top.link_kept(origin, &path))?;
+            keep_parent_times(&top, &path, || top.hard_links().link_copy(origin, &path))?;
             quota_hooks::count_name(&top, FileType::RegularFile);
             return Ok(true);
         }
         // The copy is a frozen parent's: this branch gets one of its own.
-        let (links, kept) = holder.kept_link(origin)?;
+        let (links, kept) = holder.hard_links().copy_path(origin)?;
         let (scratch, stat) = (WorkEntry::new(&top), links.stat(&kept)?);
-        let copying = Copying::expect(&top, &stat, Content::Keep)?;
+        let copying = Copying::charge(&top, &stat, CopyData::Yes)?;
         copy_object(links, &kept, &stat, top.work()?, &scratch, |copy| {
-            copy_whole(links, &kept, &stat, copy, Content::Keep)
+            copy_whole(links, &kept, &stat, copy, CopyData::Yes)
         })?;
         let made = top.work()?.stat(&scratch)?;
-        keep_parent_times(&top, &path, || top.place(&scratch, &path, RenameFlags::NOREPLACE))?;
+        keep_parent_times(&top, &path, || {
+            top.rename_into_upper(&scratch, &path, RenameFlags::NOREPLACE)
+        })?;
         scratch.placed();
         copying.made(&top, &top.tree, &path, made.stx_ino)?;
         Ok(true)
     }
 
-    /// Before a commit every name of a copied-up object must be in the layer. Walks the whole tree, but only where the
-    /// branch changed an object that has names it never looked up.
+    /// Creates every name of each copied-up object in the layer, before a commit. Walks the whole tree, but only if the
+    /// branch changed an object with names that it never looked up.
     pub(crate) fn link_all_copied_up(&mut self) -> Result<()> {
         let mut lacks = false;
         for layer in &self.layers {
-            lacks |= layer.lacks_names()?;
+            lacks |= layer.hard_links().lacks_names()?;
         }
         let mut pending = if lacks { vec![ROOT] } else { Vec::new() };
         while let Some(directory) = pending.pop() {
@@ -212,7 +227,7 @@ impl View {
         Ok(())
     }
 
-    /// Readers of the lower file go on with the copy, so that they see what is written from now on.
+    /// Makes open handles of the lower file read the copy, so that they see later writes.
     fn reopen_handles(&mut self, index: NodeIndex, top: &Arc<Layer>, path: &Path) -> Result<()> {
         let handles = self.nodes.get(index)?.handles.clone();
         if handles.is_empty() {
@@ -230,7 +245,7 @@ impl View {
         Ok(())
     }
 
-    /// An open file whose last name is gone, still in a lower layer: it gets a copy without a name.
+    /// Copies up an open file that has no name any more and is still in a lower layer: the copy has no name either.
     fn copy_up_orphan(&mut self, index: NodeIndex) -> Result<()> {
         let Some(file) = self.open_file_of(index) else {
             return Err(Errno::NOENT);
@@ -262,8 +277,8 @@ impl View {
         Ok(())
     }
 
-    /// Notes what the base had at a path when the branch first depended on it.
-    pub(crate) fn note(&self, layer: &Layer, path: &Path, expected: Precondition) -> Result<()> {
+    /// Records the precondition of a path of the base when the branch first depends on it.
+    pub(crate) fn record(&self, layer: &Layer, path: &Path, expected: Precondition) -> Result<()> {
         if layer.is_base() && !self.top().is_base() {
             self.top().record_precondition(path, expected)
         } else {
@@ -274,13 +289,13 @@ impl View {
 
 /// Fills the copy of a regular file with all of its content.
 fn copy_whole(
-    from: &Tree,
+    from: &RootedDir,
     path: &Path,
     stat: &Statx,
     copy: &OwnedFd,
-    content: Content,
+    content: CopyData,
 ) -> Result<()> {
-    if content == Content::Drop || stat.stx_size == 0 {
+    if content == CopyData::No || stat.stx_size == 0 {
         return Ok(());
     }
     // Others may have put a fifo in its place since: opening that must not wait for a writer.
@@ -292,13 +307,13 @@ fn copy_whole(
     copy_content(original.as_fd(), copy.as_fd(), stat.stx_size)
 }
 
-/// Copies an object that is no directory, with all its metadata, to a path that is free; `fill` gives a regular file
-/// its content.
+/// Copies an object other than a directory, with all its metadata, to a free path; `fill` writes the content of a
+/// regular file.
 fn copy_object(
-    from: &Tree,
+    from: &RootedDir,
     path: &Path,
     stat: &Statx,
-    to: &Tree,
+    to: &RootedDir,
     scratch: &Path,
     fill: impl FnOnce(&OwnedFd) -> Result<()>,
 ) -> Result<()> {
@@ -325,7 +340,7 @@ fn copy_object(
     Ok(())
 }
 
-/// Runs `change`, which adds a name at `path`, and puts the times of its parent back.
+/// Runs `change`, which adds a name at `path`, and restores the times of its parent.
 fn keep_parent_times(top: &Layer, path: &Path, change: impl FnOnce() -> Result<()>) -> Result<()> {
     let parent = path.parent().unwrap_or(Path::new(""));
     let before = top.tree.stat(parent)?;
@@ -340,13 +355,13 @@ mod tests {
     #[test]
     fn a_fifo_that_took_a_files_place_holds_nobody_up() {
         let directory = tempfile::tempdir().unwrap();
-        let tree = Tree::open_root(directory.path()).unwrap();
+        let tree = RootedDir::open_root(directory.path()).unwrap();
         std::fs::write(directory.path().join("file"), "content").unwrap();
         let stat = tree.stat(Path::new("file")).unwrap();
         tree.remove_file(Path::new("file")).unwrap();
         tree.make_node(Path::new("file"), libc::S_IFIFO | 0o600, 0).unwrap();
         let (from, to) = (Path::new("file"), Path::new("copy"));
-        let fill = |copy: &OwnedFd| copy_whole(&tree, from, &stat, copy, Content::Keep);
+        let fill = |copy: &OwnedFd| copy_whole(&tree, from, &stat, copy, CopyData::Yes);
         let copied = copy_object(&tree, from, &stat, &tree, to, fill);
         assert_eq!(copied, Err(Errno::STALE));
     }

@@ -17,11 +17,11 @@ struct Open {
     node: NodeIndex,
     file: Arc<OwnedFd>,
     writable: bool,
-    /// Somebody runs it.
+    /// Whether it is opened for execution.
     executed: bool,
-    /// Where what the branch adds is limited.
+    /// The account of the file, if the branch has a disk limit.
     file_use: Option<Arc<FileAccount>>,
-    /// Where the file was copied up in part.
+    /// The partial copy, if the file is one.
     partial: Option<Arc<PartialCopy>>,
 }
 
@@ -53,7 +53,7 @@ impl Handles {
         self.table.get(&handle).map(|open| Arc::clone(&open.file)).ok_or(Errno::BADF)
     }
 
-    /// Somebody runs the open file.
+    /// Marks an open file as opened for execution.
     pub(crate) fn mark_executed(&mut self, handle: u64) {
         if let Some(open) = self.table.get_mut(&handle) {
             open.executed = true;
@@ -69,7 +69,7 @@ impl Handles {
         self.table.get(&handle)?.file_use.clone()
     }
 
-    /// Lets a handle go on with another file, and its account: its node was copied up, maybe in part.
+    /// Replaces the file and the account of a handle: its node was copied up.
     pub(crate) fn replace_file(
         &mut self,
         handle: u64,
@@ -82,12 +82,12 @@ impl Handles {
         }
     }
 
-    /// The partial copy that an open file is, if it is one.
+    /// The partial copy of an open file, if it is one.
     pub fn partial(&self, handle: u64) -> Option<Arc<PartialCopy>> {
         self.table.get(&handle)?.partial.clone()
     }
 
-    /// A file that was open for writing, with its account, if it has one.
+    /// A file that was opened for writing, with its account, if it has one.
     pub(crate) fn counted(&self, handle: u64) -> Option<(Arc<FileAccount>, Arc<OwnedFd>)> {
         let open = self.table.get(&handle).filter(|open| open.writable)?;
         Some((Arc::clone(open.file_use.as_ref()?), Arc::clone(&open.file)))

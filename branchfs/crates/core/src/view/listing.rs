@@ -23,11 +23,11 @@ pub struct Listed {
 const DOTS_OFFSET_MAX: u64 = 2;
 
 impl View {
-    /// The listing of a directory, by offset; reading from the start takes a new one.
+    /// The listing of a directory, by offset. A read from the start creates a new one.
     ///
-    /// Nobody opens a directory, so several may be reading it. An offset is a hash of the name: it means the same in every
-    /// listing, whatever came and went in between. Two names of one hash, one of which a reader could miss, are a matter
-    /// of 2^63, and of a key that nobody knows.
+    /// Directories have no open handle, so several processes may read one at the same time. An offset is a hash of the
+    /// name: it means the same in every listing, whatever was added and removed in between. Two names with the same
+    /// hash, one of which a reader could miss, have a probability of 2^-63, and the key of the hash is secret.
     pub fn listing(&mut self, node: NodeIndex, offset: u64) -> Result<Arc<[Listed]>> {
         let known = &self.nodes.get(node)?.listing;
         if let Some(listing) = known.as_ref().filter(|_| offset > 0) {
@@ -49,7 +49,7 @@ impl View {
         Ok(listing)
     }
 
-    /// A reader has come to the end: others take a listing of their own.
+    /// A reader has reached the end: other readers get a new listing.
     pub fn end_listing(&mut self, node: NodeIndex) {
         if let Ok(node) = self.nodes.get_mut(node) {
             node.listing = None;
@@ -111,7 +111,7 @@ impl View {
         Ok(self.list(node)?.is_empty())
     }
 
-    /// The number to list for `..`: the parent's inode number where it is known.
+    /// The inode number to list for `..`: the parent's if it is known.
     pub fn parent_ino(&self, node: NodeIndex) -> u64 {
         let parent = self
             .nodes
@@ -121,7 +121,7 @@ impl View {
         self.getattr(parent.unwrap_or(node)).map_or(0, |attributes| attributes.ino)
     }
 
-    /// True for names that a listing of this directory must never show.
+    /// Whether a listing of this directory must not contain the name.
     pub(crate) fn hides(&self, node: NodeIndex, name: &OsStr) -> bool {
         node == super::ROOT && is_hidden(name.as_ref())
     }

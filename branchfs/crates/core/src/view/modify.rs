@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, RenameFlags};
 use rustix::io::Errno;
 
-use super::copy_up::Content;
+use super::copy_up::CopyData;
 use super::quota_hooks;
 use super::{NodeIndex, NodeLocation, View};
 use crate::layer::{Layer, WorkEntry};
@@ -46,8 +46,8 @@ impl View {
             return Err(Errno::PERM);
         }
         let (top, path) = (self.top(), self.new_path(parent, name)?);
-        self.copy_up(index, Content::Keep)?;
-        self.copy_up(parent, Content::Keep)?;
+        self.copy_up(index, CopyData::Yes)?;
+        self.copy_up(parent, CopyData::Yes)?;
         let below = self.find_below(parent, name)?;
         let above = self.above(&top, &path)?;
         if matches!(above, UpperEntry::Object(_))
@@ -76,13 +76,13 @@ impl View {
             Some(file) => stat_of(file)?.stx_ino,
             None => top.tree.stat(&self.nodes.path(index)?)?.stx_ino,
         };
-        top.count_links(ino, 1)?;
+        top.hard_links().change_count(ino, 1)?;
         place().inspect_err(|_| {
-            let _ = top.count_links(ino, -1); // the first error is the one to report
+            let _ = top.hard_links().change_count(ino, -1); // the first error is the one to report
         })?;
         if file.is_some() {
             if let (Some(ledger), Some(file_use)) = (top.ledger(), self.file_use(index)?) {
-                ledger.enter(ino, file_use);
+                ledger.register(ino, file_use);
             }
             self.nodes.get_mut(index)?.place = NodeLocation::Upper;
             self.nodes.set_inode(index, Some((top.id, ino)));
@@ -117,7 +117,7 @@ impl View {
     ) -> Result<()> {
         let scratch = WorkEntry::new(top); // has the whiteout in the end, and removes it
         link(&scratch)?;
-        top.place(&scratch, path, RenameFlags::EXCHANGE)
+        top.rename_into_upper(&scratch, path, RenameFlags::EXCHANGE)
     }
 
     /// The path of a name in the base, where the directory is there too.
@@ -130,8 +130,8 @@ impl View {
         }
     }
 
-    /// Whether a veil stands between the branch and what the base has under a name.
-    fn is_veiled(&self, parent: NodeIndex, name: &OsStr) -> Result<bool> {
+    /// Whether a snapshot layer stands between the branch and what the base has under a name.
+    fn is_hidden_by_snapshot(&self, parent: NodeIndex, name: &OsStr) -> Result<bool> {
         let NodeLocation::Directory { lowers, .. } = &self.nodes.get(parent)?.place else {
             return Ok(false);
         };
@@ -163,12 +163,12 @@ impl View {
         let Some(base) = self.layers.last() else {
             return Ok(());
         };
-        if self.is_veiled(parent, name)? {
+        if self.is_hidden_by_snapshot(parent, name)? {
             return Ok(()); // the base has something else there than the branch sees, until that is undone
         }
         let expected = match base.tree.stat(&path) {
             Ok(stat) if present => Precondition::Present(Fingerprint::of(&stat)),
-            // Hidden by this branch already: the first note said what was there.
+            // This branch hides it already: the first precondition counts.
             Ok(_) => return Ok(()),
             Err(Errno::NOENT | Errno::NOTDIR) => Precondition::Absent,
             Err(error) => return Err(error),

@@ -32,7 +32,7 @@ pub type NodeIndex = u64;
 /// The branch's root directory.
 pub const ROOT: NodeIndex = 1;
 
-/// A place in one layer.
+/// A path in one layer.
 #[derive(Clone, Debug)]
 pub struct LayerPath {
     /// The layer.
@@ -41,21 +41,21 @@ pub struct LayerPath {
     pub path: PathBuf,
 }
 
-/// Where a node's content lies.
+/// The location of a node's content.
 #[derive(Clone, Debug)]
 pub enum NodeLocation {
     /// A directory: in the top layer at its own path (`upper`), merged with directories of lower layers, top first.
     Directory {
-        /// Whether the upper layer has it.
+        /// Whether the upper layer has the directory.
         upper: bool,
-        /// Where lower layers have it, top first.
+        /// The directories in lower layers, top first.
         lowers: Arc<[LayerPath]>,
     },
     /// An object of the top layer, at the node's own path.
     Upper,
     /// An object of a lower layer, not copied up.
     Lower(LayerPath),
-    /// No name leads to it any more; it lives on while it is open.
+    /// It has no name any more and exists while it is open.
     Orphan,
 }
 
@@ -68,21 +68,21 @@ pub(crate) struct Node {
     pub(crate) place: NodeLocation,
     /// Key in `by_inode`.
     inode: Option<(LayerId, u64)>,
-    /// References the kernel holds.
+    /// The number of references that the kernel holds.
     lookups: u64,
     /// Open files and directories.
     pub(crate) handles: Vec<u64>,
-    /// What an orphan that nobody has open shows.
+    /// The attributes of an orphan that is not open.
     pub(crate) last_attributes: Option<Attributes>,
     /// Whether the directory has a default ACL, once known.
     pub(crate) default_acl: Option<bool>,
-    /// The file that the kernel reads and writes for those who have the node open; none: they ask us.
+    /// The backing file, if the kernel reads and writes the open file directly; `None` if it sends requests.
     pub(crate) backing: Option<Backing>,
-    /// Somebody has had it open.
+    /// The node was open at least once.
     pub(crate) was_opened: bool,
-    /// Of a directory that somebody is reading.
+    /// The current listing of a directory.
     pub(crate) listing: Option<Arc<[Listed]>>,
-    /// The kernel may hold pages of the node that are older than what it wrote to the backing file.
+    /// The kernel's page cache of the node may be older than what was written to the backing file.
     pub(crate) pages_outdated: bool,
     /// State of a lower file when the kernel got its attributes; its pages are of that state too.
     pub(crate) identity: Option<Fingerprint>,
@@ -171,7 +171,7 @@ impl Nodes {
         index
     }
 
-    /// Gives a node a name; a node that had it before loses it.
+    /// Adds a name to a node; another node with that name loses it.
     pub(crate) fn name(&mut self, index: NodeIndex, parent: NodeIndex, name: &OsStr) {
         match self.child(parent, name) {
             Some(known) if known == index => return,
@@ -184,7 +184,7 @@ impl Nodes {
         }
     }
 
-    /// Takes a name away; returns the node that had it.
+    /// Removes a name; returns the node that had it.
     pub(crate) fn unname(&mut self, parent: NodeIndex, name: &OsStr) -> Option<NodeIndex> {
         let index = self.remove_child(parent, name)?;
         if let Some(node) = self.table.get_mut(&index) {
@@ -203,8 +203,8 @@ impl Nodes {
         index
     }
 
-    /// Takes one name from a node: it means another object now, at once or when it is looked up next. Without any name
-    /// left, the node keeps the object at `place` for those who have it open.
+    /// Removes one name from a node, because the name means another object now or at its next lookup. Without any name
+    /// left, the node keeps the object at `place` for its open files.
     pub(crate) fn split_node(&mut self, parent: NodeIndex, name: &OsStr, place: NodeLocation) {
         let Some(index) = self.unname(parent, name) else {
             return;
@@ -250,20 +250,20 @@ impl Nodes {
         }
     }
 
-    /// Whether the kernel knows what this name leads to.
-    pub fn is_remembered(&self, parent: NodeIndex, name: &OsStr) -> bool {
+    /// Whether the kernel holds a reference to the node of this name.
+    pub fn has_lookups(&self, parent: NodeIndex, name: &OsStr) -> bool {
         self.child(parent, name).is_some_and(|index| self.table[&index].lookups > 0)
     }
 
-    /// The kernel takes one more reference.
-    pub fn remember(&mut self, index: NodeIndex) {
+    /// The kernel gets one more reference.
+    pub fn add_lookup(&mut self, index: NodeIndex) {
         if let Some(node) = self.table.get_mut(&index) {
             node.lookups += 1;
         }
     }
 
-    /// The kernel gives references back.
-    pub fn forget(&mut self, index: NodeIndex, count: u64) {
+    /// The kernel drops references.
+    pub fn drop_lookups(&mut self, index: NodeIndex, count: u64) {
         let Some(node) = self.table.get_mut(&index) else {
             return;
         };
@@ -271,7 +271,7 @@ impl Nodes {
         self.drop_unused(index);
     }
 
-    /// Drops a node, and then its parents, while nothing needs them.
+    /// Drops a node, and then its parents, if they are not in use.
     pub(crate) fn drop_unused(&mut self, index: NodeIndex) {
         let mut pending = vec![index];
         while let Some(index) = pending.pop() {
@@ -317,8 +317,8 @@ mod tests {
         nodes.name(folder, ROOT, OsStr::new("old"));
         let file = nodes.add(FileType::RegularFile, NodeLocation::Upper, None);
         nodes.name(file, folder, OsStr::new("file"));
-        nodes.remember(file);
-        nodes.remember(folder);
+        nodes.add_lookup(file);
+        nodes.add_lookup(folder);
         nodes.unname(ROOT, OsStr::new("old"));
         nodes.name(folder, ROOT, OsStr::new("new"));
         assert_eq!(nodes.path(file), Ok(PathBuf::from("new/file")));
@@ -331,11 +331,11 @@ mod tests {
         nodes.name(folder, ROOT, OsStr::new("d"));
         let file = nodes.add(FileType::RegularFile, NodeLocation::Upper, None);
         nodes.name(file, folder, OsStr::new("f"));
-        nodes.remember(folder);
-        nodes.remember(file);
-        nodes.forget(folder, 1);
+        nodes.add_lookup(folder);
+        nodes.add_lookup(file);
+        nodes.drop_lookups(folder, 1);
         assert!(nodes.get(folder).is_ok(), "a child still needs it");
-        nodes.forget(file, 1);
+        nodes.drop_lookups(file, 1);
         assert_eq!(nodes.all().count(), 1, "only the root is left");
         assert_eq!(nodes.child(ROOT, OsStr::new("d")), None);
     }

@@ -29,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use super::copy_up::Content;
+use super::copy_up::CopyData;
 use super::{LayerPath, NodeIndex, NodeLocation, View};
 use crate::ids::LayerId;
 use crate::rooted_dir::Result;
@@ -47,7 +47,7 @@ pub(crate) fn big_file_bytes() -> u64 {
     })
 }
 
-/// Up to this size, a file is usually read as a whole.
+/// Files up to this size are usually read as a whole.
 const SMALL_FILE_BYTES: usize = 32 << 10;
 
 /// Open flag of a program that is being started (`__FMODE_EXEC`); the file stays open until the program ends.
@@ -59,7 +59,7 @@ const SET_ID: u16 = 0o6000;
 /// A file that the kernel reads and writes, as long as its node is open.
 pub(crate) struct Backing {
     pub(crate) id: BackingId,
-    /// Where the file was, if it had a name.
+    /// Its path when it was opened, if it had a name.
     at: Option<LayerPath>,
     /// The layer that the file was in.
     layer: LayerId,
@@ -89,7 +89,7 @@ pub struct OpenedFile {
     pub unread_bytes: Option<usize>,
     /// The kernel's cached pages of the node are current.
     pub keeps_pages: bool,
-    /// The attributes have changed, or may from now on without a request: what the kernel has of them must go.
+    /// The kernel's cached attributes must be dropped: they changed, or may change from now on without a request.
     pub outdates_attributes: bool,
 }
 
@@ -114,7 +114,7 @@ impl View {
             return Err(Errno::TXTBSY);
         }
         if writable || truncate {
-            self.copy_up(index, if truncate { Content::Drop } else { Content::Keep })?;
+            self.copy_up(index, if truncate { CopyData::No } else { CopyData::Yes })?;
         }
         if self.is_superseded(index)? {
             self.split_node(index)?;
@@ -130,7 +130,7 @@ impl View {
         }
         let has_lost_privileges =
             truncate && super::attr::kill_privileges_of(&file, kill_privileges)?;
-        let mut opened = self.serve(index, file, access, kernel)?;
+        let mut opened = self.choose_backing(index, file, access, kernel)?;
         opened.outdates_attributes |= has_lost_privileges;
         if flags.bits() & EXECUTED != 0 {
             self.handles.mark_executed(opened.handle);
@@ -152,7 +152,7 @@ impl View {
         })
     }
 
-    /// Whether a lower file with these attributes is in the state in which the kernel knows it.
+    /// Whether the attributes of a lower file are those that the kernel knows.
     pub(super) fn is_as_looked_up(&self, index: NodeIndex, stat: &Statx) -> Result<bool> {
         let known = self.nodes.get(index)?.identity;
         Ok(known.is_none_or(|known| known == Fingerprint::of(stat)))
@@ -190,8 +190,9 @@ impl View {
         }
     }
 
-    /// Registers an open file and decides how it is served. `access` is the caller's access mode.
-    pub fn serve(
+    /// Registers an open file and decides whether the kernel or the daemon serves it. `access` is the caller's access
+    /// mode.
+    pub fn choose_backing(
         &mut self,
         index: NodeIndex,
         file: OwnedFd,
@@ -211,15 +212,15 @@ impl View {
         let mut unread_bytes = None;
         if self.nodes.get(index)?.handles.is_empty() {
             let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
-            // What is written within a disk limit is counted before.
+            // Writes within a disk limit are charged in advance.
             let is_counted = layer == self.layers[0].id && self.layers[0].ledger().is_some();
-            let is_whole = partial.as_ref().is_none_or(|partial| partial.is_filled());
+            let is_whole = partial.as_ref().is_none_or(|partial| partial.is_complete());
             let is_by_kernel =
                 writable || stat.stx_size >= big_file_bytes() || !self.attributes_are_stable(index);
             let backing = kernel
                 .filter(|_| is_by_kernel && is_whole && !is_counted)
                 .filter(|_| !(writable && has_privileges(&file, &stat)))
-                // What the kernel does not take, for whatever reason, we serve.
+                // If the kernel refuses the backing file, for whatever reason, the daemon serves the file.
                 .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
                 .map(|(kernel, id)| (id, Arc::clone(kernel)));
             let at = self.locate(index).ok();
@@ -277,7 +278,7 @@ impl View {
         })
     }
 
-    /// Whether existing opens of the node use a file that is no longer the node's.
+    /// Whether open files of the node use a file that is not the node's any more.
     fn is_superseded(&self, index: NodeIndex) -> Result<bool> {
         let node = self.nodes.get(index)?;
         let layer = self.content_layer(index)?;
@@ -339,7 +340,7 @@ impl View {
         paths
     }
 
-    /// Of these, the ones that cannot be stopped by freezing the branch: the kernel does not ask before it writes.
+    /// Those of them that a freeze does not stop: the kernel writes them without a request.
     pub(crate) fn written_by_kernel(&mut self) -> Vec<PathBuf> {
         let mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
         let open: Vec<NodeIndex> = self.handles.written().collect();

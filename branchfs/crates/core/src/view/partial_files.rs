@@ -1,4 +1,4 @@
-//! Copying up in part ([`crate::lazy_copy_up`]) as a view does it: making such copies, finding what they were copied from.
+//! Lazy copy-up ([`crate::lazy_copy_up`]) in a view: creates partial copies and finds their lower files.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
-use super::copy_up::Content;
+use super::copy_up::CopyData;
 use super::open::big_file_bytes;
 use super::{LayerPath, NodeIndex, NodeLocation, View};
 use crate::error::{Context, Error};
@@ -20,7 +20,7 @@ use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 
 impl View {
-    /// The partial copy that a node is, if it is one.
+    /// The partial copy of a node, if it is one.
     pub(crate) fn partial_of(&self, index: NodeIndex) -> Result<Option<Arc<PartialCopy>>> {
         let node = self.nodes.get(index)?;
         match &node.place {
@@ -33,7 +33,7 @@ impl View {
         }
     }
 
-    /// The same for an object of one of the view's layers.
+    /// As above, for an object of one of the view's layers.
     ///
     /// # Errors
     /// `Io`.
@@ -43,20 +43,20 @@ impl View {
         path: &Path,
         ino: u64,
     ) -> std::result::Result<Option<Arc<PartialCopy>>, Error> {
-        if layer.parts().is_none_or(PartialCopyIndex::is_empty) {
+        if layer.partial_copies().is_none_or(PartialCopyIndex::is_empty) {
             return Ok(None);
         }
         let at = LayerPath { layer: Arc::clone(layer), path: path.to_path_buf() };
         self.partial_at(&at, Some(ino)).at(path)
     }
 
-    /// The partial copy at a place, if it is one. `ino` is its inode number where that is known.
+    /// The partial copy at a path, if it is one. `ino` is its inode number if that is known.
     pub(super) fn partial_at(
         &self,
         at: &LayerPath,
         ino: Option<u64>,
     ) -> Result<Option<Arc<PartialCopy>>> {
-        let Some(parts) = at.layer.parts().filter(|parts| !parts.is_empty()) else {
+        let Some(parts) = at.layer.partial_copies().filter(|parts| !parts.is_empty()) else {
             return Ok(None);
         };
         let ino = match ino {
@@ -70,14 +70,14 @@ impl View {
             let file = at.layer.tree.open(&at.path, OPEN_FLAGS)?;
             let namespace = at.layer.namespace();
             let Some(record) = Record::read(file.as_fd(), namespace)? else {
-                return Ok(None); // whole by now, or a later object with the same number
+                return Ok(None); // complete by now, or a later object with the same inode number
             };
             let original = self.original(&at.layer, &record)?;
             PartialCopy::new(file, parts.map(ino)?, &record, original, namespace).map(Some)
         })
     }
 
-    /// Lets the attributes of a file that was copied up in part have the blocks that a whole copy would have.
+    /// Sets the block count in the attributes of a partial copy to that of a complete copy.
     pub(super) fn count_blocks(
         &self,
         attributes: &mut Attributes,
@@ -92,7 +92,7 @@ impl View {
         Ok(())
     }
 
-    /// What the copy with `record` in `layer` was copied from: where it was then, or in another layer further down if
+    /// The lower file of the copy with `record` in `layer`: at its recorded place, or in another layer further down if
     /// a commit has moved it there.
     fn original(&self, layer: &Layer, record: &Record) -> Result<Option<LowerFile>> {
         let below = self.layers.iter().skip_while(|other| other.id != layer.id).skip(1);
@@ -103,18 +103,18 @@ impl View {
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => continue,
                 Err(error) => return Err(error),
             };
-            if LowerFingerprint::of(file.as_fd())? != record.seen {
+            if LowerFingerprint::of(file.as_fd())? != record.fingerprint {
                 continue;
             }
             let at = LayerPath { layer: Arc::clone(candidate), path: record.path.clone() };
-            let partial = self.partial_at(&at, Some(record.seen.ino))?;
-            return LowerFile::new(file, record.seen, partial);
+            let partial = self.partial_at(&at, Some(record.fingerprint.ino))?;
+            return LowerFile::new(file, record.fingerprint, partial);
         }
         Ok(None)
     }
 
     fn record_in(&self, layer: &Layer, file: &OwnedFd) -> Result<Option<Record>> {
-        match layer.parts() {
+        match layer.partial_copies() {
             Some(parts) if parts.has(rustix::fs::fstat(file)?.st_ino) => {
                 Record::read(file.as_fd(), layer.namespace())
             }
@@ -123,18 +123,18 @@ impl View {
     }
 
     /// Returns whether a partial copy-up of an object pays.
-    pub(super) fn is_copied_in_part(&self, stat: &Statx, content: Content) -> bool {
+    pub(super) fn is_copied_in_part(&self, stat: &Statx, content: CopyData) -> bool {
         self.copies_in_part.load(Ordering::Relaxed)
-            && content == Content::Keep
+            && content == CopyData::Yes
             && FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::RegularFile
             && stat.stx_size >= big_file_bytes()
             && stat.stx_nlink == 1
-            // Within a disk limit the whole copy is counted, and so it is made.
+            // With a disk limit the complete copy is charged, and so it is made.
             && self.layers[0].ledger().is_none()
     }
 
-    /// Makes the copy `copy`, an empty file of the top layer, one of `source`: by sharing all blocks where the file
-    /// system can, else in part.
+    /// Fills `copy`, an empty file of the top layer, from `source`: by sharing all blocks if the file system supports
+    /// it, else as a partial copy.
     pub(super) fn begin_copy(
         &self,
         source: &LayerPath,
@@ -153,9 +153,9 @@ impl View {
         }
         rustix::fs::ftruncate(copy, seen.size)?;
         let (layer, path) = (source.layer.id, source.path.clone());
-        let record = Record { has_map: true, limit: seen.size, layer, path, seen };
+        let record = Record { has_map: true, limit: seen.size, layer, path, fingerprint: seen };
         record.write(copy.as_fd(), top.namespace())?;
-        top.parts().ok_or(Errno::IO)?.mark(rustix::fs::fstat(copy)?.st_ino)
+        top.partial_copies().ok_or(Errno::IO)?.mark(rustix::fs::fstat(copy)?.st_ino)
     }
 
     /// Every partial copy of the view's layers.
@@ -165,7 +165,7 @@ impl View {
     pub(crate) fn partial_copies(&self) -> std::result::Result<Vec<PendingCopyUp>, Error> {
         let mut found = Vec::new();
         for layer in &self.layers {
-            if layer.parts().is_some_and(|parts| !parts.is_empty()) {
+            if layer.partial_copies().is_some_and(|parts| !parts.is_empty()) {
                 self.find_partial_copies(layer, &mut found)?;
             }
         }
@@ -177,7 +177,7 @@ impl View {
         layer: &Arc<Layer>,
         found: &mut Vec<PendingCopyUp>,
     ) -> std::result::Result<(), Error> {
-        let Some(parts) = layer.parts() else { return Ok(()) };
+        let Some(parts) = layer.partial_copies() else { return Ok(()) };
         let mut pending = vec![PathBuf::new()];
         while let Some(directory) = pending.pop() {
             for entry in layer.tree.list(&directory).at(&directory)? {
@@ -201,7 +201,7 @@ impl View {
 pub(crate) struct PendingCopyUp {
     at: LayerPath,
     ino: u64,
-    /// `None` where it is whole, and only marked still.
+    /// `None` if the copy is complete but its marker file is left.
     copy: Option<Arc<PartialCopy>>,
 }
 
@@ -221,14 +221,14 @@ impl Brought {
         Ok(brought)
     }
 
-    /// Makes them ordinary files.
+    /// Turns them into ordinary files.
     ///
     /// # Errors
-    /// `Io`, with the path of the copy. Earlier ones are finished.
+    /// `Io`, with the path of the copy. Those before it are finished.
     pub(crate) fn finish(mut self) -> std::result::Result<(), Error> {
         while let Some(PendingCopyUp { at, ino, copy }) = self.0.last() {
             copy.as_ref().map_or(Ok(()), |copy| copy.finish()).at(&at.path)?;
-            if let Some(parts) = at.layer.parts() {
+            if let Some(parts) = at.layer.partial_copies() {
                 parts.unmark(*ino);
             }
             self.0.pop();

@@ -1,4 +1,4 @@
-//! What a change costs where the branch has a disk limit ([`crate::quota`]). Without one all of this is nothing.
+//! The charges of a change in a branch with a disk limit ([`crate::quota`]). Does nothing without a limit.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, Statx};
 
-use super::copy_up::Content;
+use super::copy_up::CopyData;
 use super::{NodeIndex, NodeLocation, View};
 use crate::layer::Layer;
 use crate::lazy_copy_up::PartialCopy;
 use crate::quota::{FileAccount, NameCharge, PendingRemoval};
-use crate::rooted_dir::{Result, Tree};
+use crate::rooted_dir::{Result, RootedDir};
 
-/// What the copy of an object was charged in advance.
+/// The charge of a copy, made in advance.
 #[must_use]
 pub(super) struct Copying<'a> {
     name: Option<NameCharge<'a>>,
@@ -21,8 +21,8 @@ pub(super) struct Copying<'a> {
 }
 
 impl<'a> Copying<'a> {
-    /// Takes what a copy of this object will take.
-    pub(super) fn expect(top: &'a Layer, stat: &Statx, content: Content) -> Result<Self> {
+    /// Charges the copy of this object in advance.
+    pub(super) fn charge(top: &'a Layer, stat: &Statx, content: CopyData) -> Result<Self> {
         let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
         let Some(ledger) = top.ledger() else {
             return Ok(Self { name: None, file_use: None });
@@ -36,52 +36,52 @@ impl<'a> Copying<'a> {
     }
 
     /// The copy is at `path` of `tree`, as inode `ino`.
-    pub(super) fn made(self, top: &Layer, tree: &Tree, path: &Path, ino: u64) -> Result<()> {
+    pub(super) fn made(self, top: &Layer, tree: &RootedDir, path: &Path, ino: u64) -> Result<()> {
         if let Some(name) = self.name {
             name.keep();
         }
         if let (Some(file_use), Some(ledger)) = (self.file_use, top.ledger()) {
             file_use.reopened(tree.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?.as_fd());
-            ledger.enter(ino, file_use);
+            ledger.register(ino, file_use);
         }
         Ok(())
     }
 }
 
-/// What copying the content of an object takes: holes are not copied.
-fn copied_bytes(stat: &Statx, content: Content) -> u64 {
+/// The charge for copying the content of an object: holes are not copied.
+fn copied_bytes(stat: &Statx, content: CopyData) -> u64 {
     const STAT_BLOCK_BYTES: u64 = 512;
     match content {
-        Content::Keep => (stat.stx_blocks * STAT_BLOCK_BYTES).min(stat.stx_size),
-        Content::Drop => 0,
+        CopyData::Yes => (stat.stx_blocks * STAT_BLOCK_BYTES).min(stat.stx_size),
+        CopyData::No => 0,
     }
 }
 
-/// Takes what one more name costs; kept once the name is there.
+/// Charges one more name; kept once the name exists.
 pub(super) fn charge_name(top: &Layer, kind: FileType) -> Result<Option<NameCharge<'_>>> {
     top.ledger().map(|ledger| ledger.charge_name(kind)).transpose()
 }
 
-/// The name that was charged is there.
+/// The charged name was created.
 pub(super) fn keep(charge: Option<NameCharge<'_>>) {
     if let Some(charge) = charge {
         charge.keep();
     }
 }
 
-/// A name that is there whatever it costs: a lookup made it.
+/// Charges a name that a lookup added, even above the limit.
 pub(super) fn count_name(top: &Layer, kind: FileType) {
     if let Some(ledger) = top.ledger() {
         ledger.count_name(kind);
     }
 }
 
-/// What is about to lose the name `path` of the top layer.
+/// The object that is about to lose the name `path` of the top layer.
 pub(super) fn pending_removal(top: &Layer, path: &Path) -> Result<Option<PendingRemoval>> {
     top.ledger().map_or(Ok(None), |ledger| ledger.pending_removal(&top.tree, path))
 }
 
-/// It has lost it.
+/// Returns the charge of the removed object.
 pub(super) fn left(top: &Layer, leaving: Option<&PendingRemoval>) {
     if let (Some(ledger), Some(leaving)) = (top.ledger(), leaving) {
         ledger.left(leaving);
@@ -100,7 +100,7 @@ impl View {
                 let at = self.locate(index)?;
                 Ok(Some(ledger.file(at.layer.tree.stat(&at.path)?.stx_ino)))
             }
-            // Whoever has it open keeps its account; a file that never had a name gets one.
+            // Open files keep its account; a file that never had a name gets one.
             NodeLocation::Orphan => {
                 let known = node.handles.iter().find_map(|handle| self.handles.file_use(*handle));
                 Ok(Some(known.unwrap_or_else(|| ledger.new_file())))
@@ -109,7 +109,7 @@ impl View {
         }
     }
 
-    /// Adds the handle of a file that was opened or made.
+    /// Adds the handle of a file that was opened or created.
     pub(crate) fn add_handle(
         &mut self,
         index: NodeIndex,
@@ -126,7 +126,7 @@ impl View {
         Ok(handle)
     }
 
-    /// Gives a file of the top layer another size.
+    /// Changes the size of a file of the top layer.
     pub(super) fn resize(&self, index: NodeIndex, file: &OwnedFd, size: u64) -> Result<()> {
         let partial = self.partial_of(index)?;
         let change = || match &partial {

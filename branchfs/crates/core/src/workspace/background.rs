@@ -1,5 +1,5 @@
-//! What nobody has to wait for: deleting what is in the trash, and telling the kernel of every single node of a big branch
-//! that is gone. One thread, started when there is something to do.
+//! Background work that no reply waits for: emptying the trash, and invalidating the kernel's cache of each node of a
+//! large branch that is gone. One thread, started when it is first needed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use super::ctime_log::TrashCollector;
 use crate::fail_stop::FailStop;
 use crate::injected_panics::panic_if_listed;
 use crate::mount::{Mount, MountedBranch};
-use crate::rooted_dir::Tree;
+use crate::rooted_dir::RootedDir;
 use crate::scheduling::{lower_priority, wait_for_reply};
 
-/// Something to do.
+/// A background job.
 enum Job {
-    /// Delete what is in these directories.
+    /// Delete the content of these directories.
     Empty(Vec<PathBuf>, TrashCollector),
-    /// Tell the kernel that this branch's answers are outdated; then close its files.
+    /// Invalidate the kernel's cache of this branch, then close its files.
     Invalidate(Arc<Mount>, Arc<MountedBranch>),
 }
 
@@ -36,7 +36,7 @@ impl Job {
     fn work(self) {
         match self {
             Self::Empty(directories, unlinker) => {
-                for tree in directories.iter().flat_map(|path| Tree::open_root(path)) {
+                for tree in directories.iter().flat_map(|path| RootedDir::open_root(path)) {
                     for entry in tree.list(Path::new("")).unwrap_or_default() {
                         // What cannot be deleted is tried again the next time.
                         let _ = unlinker.remove(&tree, Path::new(&entry.name));
@@ -48,7 +48,7 @@ impl Job {
     }
 }
 
-/// The thread's mailbox. The thread ends when this is dropped.
+/// Sends jobs to the thread, which ends when this is dropped.
 pub(super) struct Background {
     fail_stop: Arc<FailStop>,
     sender: OnceLock<Option<mpsc::Sender<Job>>>,
@@ -66,7 +66,7 @@ impl Background {
 
     pub(super) fn invalidate(&self, mount: &Arc<Mount>, mounted: Arc<MountedBranch>) {
         if let Err(job) = self.send(Job::Invalidate(Arc::clone(mount), mounted)) {
-            job.run(&self.fail_stop); // the kernel must learn of it
+            job.run(&self.fail_stop); // the kernel must be notified
         }
     }
 

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::BranchId;
-use super::store_directory::{give, write_private};
+use super::store_directory::{chown_to, write_private};
 use crate::error::{Context, Error};
 use crate::ids::LayerId;
 use crate::layer::LayerObserver;
@@ -30,7 +30,7 @@ pub const LOG: &str = "log";
 /// Temporary name of the rewritten log.
 pub const DRAFT: &str = "log.new";
 
-/// Room behind the end of the log: so many bytes of lines at least can be written whatever becomes of the disk.
+/// Space reserved behind the end of the log: so many bytes of lines can be written even on a full disk.
 const ROOM_BYTES: u64 = 32 << 10;
 
 /// `BTRFS_SUPER_MAGIC`, linux/magic.h.
@@ -45,16 +45,17 @@ pub(super) struct Record {
     /// Own layers, top first.
     pub(super) layers: Vec<u64>,
     /// The layers between its own and the base, top first: those of the parent at the fork, and snapshot layers since.
-    pub(super) below: Vec<u64>,
+    #[serde(rename = "below")]
+    pub(super) lower_layers: Vec<u64>,
     pub(super) is_stale: bool,
     /// Nanoseconds since 1970.
     pub(super) created: i64,
     /// Bytes that the branch may add.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) disk_limit: Option<u64>,
-    /// A commit into this branch that the other records may not know of yet.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) absorbed: Option<MergedChild>,
+    /// A commit into this branch that other records may not reflect yet.
+    #[serde(rename = "absorbed", default, skip_serializing_if = "Option::is_none")]
+    pub(super) merged_child: Option<MergedChild>,
 }
 
 /// A child that was committed into its parent, and the branches that are stale with it.
@@ -70,11 +71,13 @@ pub(super) struct MergedChild {
 pub(super) enum Line {
     /// The number belongs to no branch: the branch has ended, or was not created.
     Deleted {
-        gone: u64,
+        #[serde(rename = "gone")]
+        layer: u64,
     },
-    /// The layer is on disk from here on; before, its branch has changed nothing.
+    /// The layer exists on disk from here on; before, its branch has no changes.
     LayerCreated {
-        made: u64,
+        #[serde(rename = "made")]
+        layer: u64,
     },
     Branch(Box<Record>),
 }
@@ -85,32 +88,32 @@ impl Line {
     }
 }
 
-/// What a log says.
+/// The content of a log.
 #[derive(Debug, Default)]
-pub(super) struct Loaded {
+pub(super) struct LoadedLog {
     pub(super) records: BTreeMap<BranchId, Record>,
     /// Layers that were on disk.
-    pub(super) made: BTreeSet<u64>,
+    pub(super) created: BTreeSet<u64>,
     /// Numbers that belong to no branch.
-    pub(super) gone: BTreeSet<u64>,
+    pub(super) deleted: BTreeSet<u64>,
     lines: usize,
-    /// Bytes up to the end of the last whole line.
-    whole: usize,
+    /// Bytes up to the end of the last complete line.
+    valid_bytes: usize,
 }
 
-impl Loaded {
+impl LoadedLog {
     fn add(&mut self, line: Line) {
         self.lines += 1;
         match line {
             Line::Branch(record) => {
-                self.gone.remove(&record.id);
+                self.deleted.remove(&record.id);
                 self.records.insert(record.id, *record);
             }
-            Line::Deleted { gone } => {
+            Line::Deleted { layer: gone } => {
                 self.records.remove(&gone);
-                self.gone.insert(gone);
+                self.deleted.insert(gone);
             }
-            Line::LayerCreated { made } => drop(self.made.insert(made)),
+            Line::LayerCreated { layer: made } => drop(self.created.insert(made)),
         }
     }
 
@@ -124,7 +127,7 @@ impl Loaded {
             let error = match serde_json::from_slice(line) {
                 Ok(found) if line.ends_with(b"\n") => {
                     loaded.add(found);
-                    loaded.whole += line.len();
+                    loaded.valid_bytes += line.len();
                     continue;
                 }
                 Ok(_) => break,
@@ -163,7 +166,7 @@ pub(super) struct BranchLog {
 struct Log {
     file: Arc<File>,
     length: u64,
-    /// Up to here the disk has room for it.
+    /// The disk has space for the log up to here.
     room: u64,
 }
 
@@ -176,7 +179,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Takes as much room as there is. Where the file system cannot do it, lines are written as long as it has any.
+    /// Reserves space. If the file system does not support it, lines are written as long as it has space.
     fn take_room(&mut self) {
         for taken in [2 * ROOM_BYTES, ROOM_BYTES] {
             match rustix::fs::fallocate(&*self.file, FallocateFlags::KEEP_SIZE, self.length, taken)
@@ -188,7 +191,7 @@ impl Log {
         }
     }
 
-    /// Whether as much room as is kept is left behind a text.
+    /// Whether the reserved space is left behind a text.
     fn has_room(&mut self, text: &[u8]) -> bool {
         let wanted = self.length + text.len() as u64 + ROOM_BYTES;
         if wanted > self.room {
@@ -198,7 +201,7 @@ impl Log {
     }
 
     fn append(&mut self, text: &[u8]) -> io::Result<()> {
-        let _ = self.has_room(text); // what is kept is kept for this
+        let _ = self.has_room(text); // the space was reserved for this
         if let Err(error) = (&*self.file).write_all(text) {
             // A full disk may take half a line, which would end the log for every later reader.
             let _ = self.cut(self.length);
@@ -208,7 +211,7 @@ impl Log {
         Ok(())
     }
 
-    /// Cuts the log off; the room behind its end goes with that.
+    /// Truncates the log, and with it the reserved space.
     fn cut(&mut self, length: u64) -> io::Result<()> {
         self.file.set_len(length)?;
         (self.length, self.room) = (length, length);
@@ -217,8 +220,8 @@ impl Log {
 }
 
 impl BranchLog {
-    /// Opens the log of a store, and reads it. What a loss of power has left behind the last whole line goes.
-    pub(super) fn open(store: &Path, owner: (u32, u32)) -> Result<(Self, Loaded), Error> {
+    /// Opens and reads the log of a store. Removes an incomplete line that a power failure left at the end.
+    pub(super) fn open(store: &Path, owner: (u32, u32)) -> Result<(Self, LoadedLog), Error> {
         let directory = store.join("branches");
         let path = directory.join(LOG);
         match no_follow::remove_file(&directory.join(DRAFT)) {
@@ -226,12 +229,12 @@ impl BranchLog {
             _ => {}
         }
         let log = Log::open(&path).at(&path)?;
-        give(&path, owner)?;
+        chown_to(&path, owner)?;
         let text = no_follow::read(&path).at(&path)?;
-        let loaded = Loaded::of(&text, &path)?;
+        let loaded = LoadedLog::of(&text, &path)?;
         let records = Self { path, owner, log: Mutex::new(log) };
-        if loaded.whole < text.len() {
-            records.lock().cut(loaded.whole as u64).at(&records.path)?;
+        if loaded.valid_bytes < text.len() {
+            records.lock().cut(loaded.valid_bytes as u64).at(&records.path)?;
         }
         Ok((records, loaded))
     }
@@ -241,12 +244,12 @@ impl BranchLog {
         let path = store.join("branches").join(LOG);
         match no_follow::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            text => Ok(!Loaded::of(&text.at(&path)?, &path)?.records.is_empty()),
+            text => Ok(!LoadedLog::of(&text.at(&path)?, &path)?.records.is_empty()),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner) // an append is whole or taken back
+        self.log.lock().unwrap_or_else(PoisonError::into_inner) // an append is complete or undone
     }
 
     /// Appends lines, all of them or none. They are not synced.
@@ -254,7 +257,7 @@ impl BranchLog {
         self.lock().append(&text_of(lines)?).at(&self.path)
     }
 
-    /// Appends the record of a new branch, but not in the room in which branches end.
+    /// Appends the record of a new branch, but not into the reserved space, which is for ending branches.
     pub(super) fn append_new(&self, record: &Record) -> Result<(), Error> {
         let text = text_of(&[Line::of(record)])?;
         let mut log = self.lock();
@@ -281,33 +284,33 @@ impl BranchLog {
         self.sync()
     }
 
-    /// The log's file: syncing that makes all lines durable.
+    /// The log file; syncing it makes all lines durable.
     pub(super) fn file(&self) -> Arc<File> {
         Arc::clone(&self.lock().file)
     }
 
-    /// Takes the log away: no branch is kept.
+    /// Removes the log: no branch is left.
     pub(super) fn clear(&self) -> Result<(), Error> {
         match no_follow::remove_file(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()), // somebody removed the store
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()), // the store was removed
             other => other.at(&self.path),
         }
     }
 
     /// Rewrites the log without outdated lines if there are many. On a full disk the log stays unchanged.
-    pub(super) fn compact(&self, loaded: &Loaded) -> Result<(), Error> {
+    pub(super) fn compact(&self, loaded: &LoadedLog) -> Result<(), Error> {
         let mut lines: Vec<Line> = loaded.records.values().map(Line::of).collect();
         let is_named = |id: &u64| loaded.records.values().any(|record| record.layers.contains(id));
-        let made = loaded.made.iter().copied().filter(is_named);
-        lines.extend(made.map(|made| Line::LayerCreated { made }));
-        lines.extend(loaded.gone.iter().map(|gone| Line::Deleted { gone: *gone }));
+        let made = loaded.created.iter().copied().filter(is_named);
+        lines.extend(made.map(|made| Line::LayerCreated { layer: made }));
+        lines.extend(loaded.deleted.iter().map(|gone| Line::Deleted { layer: *gone }));
         if loaded.lines <= lines.len() {
             return Ok(());
         }
         let draft = self.path.with_file_name(DRAFT);
         let replace = || {
             write_private(&draft, &text_of(&lines)?)?;
-            give(&draft, self.owner)?;
+            chown_to(&draft, self.owner)?;
             let file = no_follow::open_file(&draft, OFlags::RDONLY).at(&draft)?;
             file.sync_data().at(&draft)?;
             no_follow::rename(&draft, &self.path).at(&self.path)?;
@@ -328,8 +331,8 @@ impl BranchLog {
 }
 
 impl LayerObserver for BranchLog {
-    fn made(&self, layer: LayerId) -> io::Result<()> {
-        let line = text_of(&[Line::LayerCreated { made: layer.0 }]).map_err(io::Error::other)?;
+    fn created(&self, layer: LayerId) -> io::Result<()> {
+        let line = text_of(&[Line::LayerCreated { layer: layer.0 }]).map_err(io::Error::other)?;
         self.lock().append(&line)
     }
 }

@@ -1,4 +1,4 @@
-//! Which branch a request means, and what a branch may be called.
+//! References to branches in requests, and valid branch names.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -37,7 +37,7 @@ impl BranchRef {
             Self::Id(id) => {
                 branches.get(id).map(Some).ok_or_else(|| Error::NotFound(id.to_string()))
             }
-            Self::Name(name) => match branches.named(name) {
+            Self::Name(name) => match branches.by_name(name) {
                 Some(branch) => Ok(Some(branch)),
                 None if name == "main" => Ok(None),
                 None => Err(Error::NotFound(name.clone())),

@@ -16,7 +16,7 @@ use super::branch_log::{Line, Record};
 use super::driver_sync::Drivers;
 use super::history::oldest;
 use super::partial_commit::{Continued, Remainder};
-use super::store::{Store, Veil};
+use super::store::{SnapshotLayer, Store};
 use super::{BranchId, BranchInfo, BranchRef, MAIN_BRANCH};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
@@ -33,7 +33,7 @@ const WRITERS_WAIT_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Branch {
     pub(super) record: Record,
     pub(super) slot: ViewId,
-    /// Its whole stack, top first, ending with the base.
+    /// Its whole layer stack, top first, ending with the base.
     pub(super) stack: Vec<Arc<Layer>>,
     /// Its disk usage, if it or an ancestor has a limit.
     pub(super) quota: Option<Arc<Quota>>,
@@ -75,7 +75,7 @@ impl Branches {
         Some(branch)
     }
 
-    /// Marks a branch as stale: it freezes its parent no longer.
+    /// Marks a branch as stale: it does not freeze its parent any more.
     pub(super) fn set_stale(&mut self, id: BranchId) -> Option<&Branch> {
         self.parent_freezes.remove(&id);
         let branch = self.by_id.get_mut(&id)?;
@@ -83,12 +83,12 @@ impl Branches {
         Some(branch)
     }
 
-    /// Takes the freeze of a branch's parent out of the table, for a branch that is inserted again.
+    /// Removes the freeze of a branch's parent from the table, for a branch that is inserted again.
     pub(super) fn take_parent_freeze(&mut self, id: BranchId) -> Option<FreezeGuard> {
         self.parent_freezes.remove(&id)
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&Branch> {
+    pub(super) fn by_name(&self, name: &str) -> Option<&Branch> {
         self.by_id.get(self.by_name.get(name)?)
     }
 
@@ -96,11 +96,11 @@ impl Branches {
         self.held.insert(id);
     }
 
-    pub(super) fn let_go(&mut self, id: BranchId) {
+    pub(super) fn release(&mut self, id: BranchId) {
         self.held.remove(&id);
     }
 
-    /// Whether this branch, or one below it, is held.
+    /// Whether this branch, or a descendant, is guarded.
     pub(super) fn holds(&self, id: BranchId) -> bool {
         let above = |below: &BranchId| self.by_id.get(below).map(|branch| branch.record.parent);
         let lineage = |held: &BranchId| std::iter::successors(Some(*held), above);
@@ -112,7 +112,7 @@ impl Branches {
         self.held.contains(&id)
     }
 
-    /// Those forked from this branch, stale ones too.
+    /// The branches forked from this one, also stale ones.
     pub(super) fn children(&self, id: BranchId) -> impl Iterator<Item = &Branch> {
         self.children.get(&id).into_iter().flatten().filter_map(|child| self.by_id.get(child))
     }
@@ -126,7 +126,7 @@ impl Deref for Branches {
     }
 }
 
-/// For a branch that changes; branches come and go by the methods above.
+/// Only for changes within a branch; branches are added and removed by the methods above.
 impl DerefMut for Branches {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.by_id
@@ -143,7 +143,7 @@ pub(super) struct BranchTable {
     pub(super) driver: Arc<Drivers>,
 }
 
-/// While it exists, the branch stays open and without children, and no other verb uses its layers.
+/// As long as it exists, the branch stays open and without children, and no other verb uses its layers.
 pub(super) struct BranchGuard<'w> {
     table: &'w BranchTable,
     pub(super) branch: Branch,
@@ -151,7 +151,7 @@ pub(super) struct BranchGuard<'w> {
 
 impl Drop for BranchGuard<'_> {
     fn drop(&mut self) {
-        self.table.lock().let_go(self.branch.record.id);
+        self.table.lock().release(self.branch.record.id);
         self.table.released.notify_all();
     }
 }
@@ -166,7 +166,7 @@ impl BranchTable {
         self.mount.mounted(branch.slot).at(&self.store.base_path)
     }
 
-    /// Drops a branch and all branches below it, stale ones too.
+    /// Aborts a branch and all its descendants, also stale ones.
     pub(super) fn abort_below(&self, branches: &mut Branches, top: BranchId) -> Result<(), Error> {
         let mut dropped = vec![top];
         let mut position = 0;
@@ -174,7 +174,7 @@ impl BranchTable {
             dropped.extend(branches.children(parent).map(|child| child.record.id));
             position += 1;
         }
-        let gone = dropped.iter().map(|id| Line::Deleted { gone: *id });
+        let gone = dropped.iter().map(|id| Line::Deleted { layer: *id });
         self.store.records.append(&gone.collect::<Vec<_>>())?;
         for id in dropped.iter().rev() {
             let Some(branch) = branches.remove(id) else { continue };
@@ -183,8 +183,8 @@ impl BranchTable {
         Ok(())
     }
 
-    /// Takes a branch, which is not in the table any more, out of the mount, and the layers that were its alone into the
-    /// trash. Its record is ended by the caller.
+    /// Removes a branch, which is not in the table any more, from the mount, and moves its layers into the trash. The
+    /// caller ends its record.
     pub(super) fn remove_branch(&self, branches: &Branches, branch: &Branch) {
         self.driver.current().detach(branch.record.id);
         let mounted = {
@@ -195,7 +195,7 @@ impl BranchTable {
         for layer in &branch.record.layers {
             self.store.move_to_trash(&self.store.layer_path(*layer), "layer");
         }
-        self.store.drop_unused_snapshots(branches, &branch.record.below);
+        self.store.drop_unused_snapshots(branches, &branch.record.lower_layers);
         if let Some(mounted) = mounted {
             self.invalidate_kernel_cache(mounted);
         }
@@ -203,7 +203,7 @@ impl BranchTable {
 
     /// Invalidates an ended or stale branch in the kernel's caches: its name immediately, the rest of a big one in the background.
     pub(super) fn invalidate_kernel_cache(&self, mounted: Arc<MountedBranch>) {
-        /// So many nodes take well under a millisecond.
+        /// Up to so many nodes are invalidated at once, which takes well under a millisecond.
         const NODES_AT_ONCE_MAX: usize = 64;
         if mounted.lock_as_it_is().nodes.len() <= NODES_AT_ONCE_MAX {
             return self.mount.invalidate(&mounted);
@@ -212,10 +212,10 @@ impl BranchTable {
         self.store.background.invalidate(&self.mount, mounted);
     }
 
-    /// Holds a branch, as soon as nobody else does; `None` for main.
+    /// Takes the guard of a branch once it is free; `None` for main.
     ///
     /// # Errors
-    /// `NotFound`, `Unsupported` for a branch that could not be shown, and what `check` finds against it.
+    /// `NotFound`, `Unsupported` for a branch that could not be presented, and the error of `check`.
     pub(super) fn hold(
         &self,
         selector: &BranchRef,
@@ -229,7 +229,7 @@ impl BranchTable {
         Ok(Some(BranchGuard { table: self, branch }))
     }
 
-    /// The table, as soon as the branch is not held any more in the way that `is_concerned` says. Main is never held.
+    /// Locks the table once `is_concerned` is false for the branch. Main is never guarded.
     pub(super) fn lock_when_free(
         &self,
         selector: &BranchRef,
@@ -250,23 +250,23 @@ impl BranchTable {
         self.lock().get(&parent).cloned().ok_or_else(|| Error::NotFound(parent.to_string()))
     }
 
-    /// Takes a branch out of the table whose commit to the base has happened. Its record ends with the transaction.
+    /// Removes a branch from the table after its commit to the base. Its record was removed with the transaction.
     pub(super) fn remove_committed(&self, branches: &mut Branches, id: BranchId) {
         let Some(mut committed) = branches.remove(&id) else { return };
-        if !self.store.is_elsewhere() {
+        if !self.store.is_external() {
             committed.record.layers.clear(); // they go with the commit
         }
         self.remove_branch(branches, &committed);
     }
 
-    /// Lets those branches be written again that have no live children any more.
+    /// Thaws the branches that have no live children any more.
     pub(super) fn thaw_idle(&self, branches: &Branches) {
         if self.mount.fail_stop.is_tripped() {
             return; // a branch whose layers may hold objects of the base stays read-only
         }
         for id in self.driver.current().frozen() {
             if children_of(branches, id).is_empty() && !branches.is_held(id) {
-                // A branch that stays read-only says so to whoever writes there; the verb itself has succeeded.
+                // The verb itself has succeeded. Writes to a branch that stays read-only fail with an error.
                 if let Err(error) = self.driver.current().thaw(id) {
                     tracing::error!("a branch stays read-only: {error}");
                 }
@@ -279,21 +279,21 @@ impl BranchTable {
         oldest(self.lock().values().map(|branch| &branch.record))
     }
 
-    /// Closing a file is told to us after the caller goes on: gives it a moment, in which other verbs go on. The branch is
-    /// frozen from then on until the guard is dropped.
-    pub(super) fn await_writers(&self, selector: &BranchRef) -> Result<Option<FreezeGuard>, Error> {
-        self.await_none_of(selector, View::written)
+    /// Freezes a branch and waits a moment for its open files to be closed: the daemon learns of a close after the
+    /// caller has continued. Other verbs can run meanwhile. The branch stays frozen until the guard is dropped.
+    pub(super) fn quiesce(&self, selector: &BranchRef) -> Result<Option<FreezeGuard>, Error> {
+        self.wait_until_closed(selector, View::written)
     }
 
-    /// The same before a fork, for those that the kernel serves by itself.
-    pub(super) fn await_kernel_writers(
+    /// The same before a fork, for files that the kernel writes by passthrough.
+    pub(super) fn quiesce_passthrough(
         &self,
         selector: &BranchRef,
     ) -> Result<Option<FreezeGuard>, Error> {
-        self.await_none_of(selector, View::written_by_kernel)
+        self.wait_until_closed(selector, View::written_by_kernel)
     }
 
-    fn await_none_of(
+    fn wait_until_closed(
         &self,
         selector: &BranchRef,
         files: impl Fn(&mut View) -> Vec<PathBuf>,
@@ -314,7 +314,7 @@ impl BranchTable {
         Ok(Some(frozen))
     }
 
-    pub(super) fn refuse_writers(&self, branch: &Branch) -> Result<(), Error> {
+    pub(super) fn refuse_open_files(&self, branch: &Branch) -> Result<(), Error> {
         let mounted = self.mounted(branch)?;
         let paths = mounted.lock_as_it_is().written();
         if paths.is_empty() {
@@ -323,8 +323,8 @@ impl BranchTable {
         Err(Error::Busy { name: branch.record.name.clone(), paths, users: Vec::new() })
     }
 
-    /// Freezes a branch that is about to be forked. What the kernel writes by itself no freezing stops: it must be
-    /// closed, for which [`Self::await_kernel_writers`] has given time.
+    /// Freezes a branch that is about to be forked. A freeze does not stop passthrough writers; their files must be
+    /// closed first (see [`Self::quiesce_passthrough`]).
     pub(super) fn freeze_for_fork(&self, slot: ViewId) -> Result<FreezeGuard, Error> {
         let mounted = self.mount.mounted(slot).at(&self.store.base_path)?;
         let frozen = mounted.freeze();
@@ -339,8 +339,8 @@ impl BranchTable {
         })
     }
 
-    /// Under the gate: a branch whose part was committed shows the rest over the new base. Its new view is frozen as long as
-    /// the guard lives.
+    /// Under the gate: shows the rest of a branch over the new base after a partial commit. The new view is frozen as
+    /// long as the guard lives.
     pub(super) fn continue_with_rest(
         &self,
         branches: &mut Branches,
@@ -357,8 +357,8 @@ impl BranchTable {
         Some(Continued { branch, outdated, _frozen: frozen })
     }
 
-    /// Under the gate: shows a branch with another record and another stack at its name. A branch that was stale comes with
-    /// the freeze of its parent. Returns its old view.
+    /// Under the gate: gives a branch another record and another stack. A branch that was stale brings the freeze of
+    /// its parent. Returns its old view.
     pub(super) fn replace_view(
         &self,
         branches: &mut Branches,
@@ -384,7 +384,8 @@ impl BranchTable {
         main.lock().top()
     }
 
-    /// Under the gate: from the next request on these branches return ESTALE and no longer freeze their parent.
+    /// Under the gate: from the next request on these branches return ESTALE, and they do not freeze their parent any
+    /// more.
     pub(super) fn mark_stale(&self, branches: &mut Branches, stale: &[BranchId]) {
         for id in stale {
             let Some(branch) = branches.set_stale(*id) else { continue };
@@ -402,27 +403,39 @@ impl BranchTable {
         }
     }
 
-    /// Under the gate: everybody forked before goes on seeing what was.
-    pub(super) fn veil(&self, branches: &mut Branches, header: &Header, veil: Option<&Veil>) {
-        for id in &header.observers {
-            let (Some(branch), Some((layer, woven))) = (branches.get_mut(id), veil) else {
+    /// Under the gate: inserts the snapshot layer into the stacks of branches forked before, so that they still see the
+    /// earlier base, and removes the snapshot layer of an undone commit.
+    pub(super) fn insert_snapshot_layer(
+        &self,
+        branches: &mut Branches,
+        header: &Header,
+        snapshot_layer: Option<&SnapshotLayer>,
+    ) {
+        for id in &header.readers {
+            let (Some(branch), Some((layer, changed_paths))) =
+                (branches.get_mut(id), snapshot_layer)
+            else {
                 continue;
             };
-            branch.record.below.push(layer.id.0);
+            branch.record.lower_layers.push(layer.id.0);
             let lowest = branch.stack.len() - 1;
             branch.stack.insert(lowest, Arc::clone(layer));
             if let Ok(mounted) = self.mount.mounted(branch.slot) {
-                mounted.lock_as_it_is().restack_later(branch.stack.clone(), Some(woven));
+                mounted
+                    .lock_as_it_is()
+                    .replace_layers_later(branch.stack.clone(), Some(changed_paths));
             }
         }
-        for id in &header.unveiled {
-            let (Some(branch), Some(lifted)) = (branches.get_mut(id), header.lifted) else {
+        for id in &header.resumed {
+            let (Some(branch), Some(dropped_snapshot)) =
+                (branches.get_mut(id), header.dropped_snapshot)
+            else {
                 continue;
             };
-            branch.record.below.retain(|layer| *layer != lifted);
-            branch.stack.retain(|layer| layer.id.0 != lifted);
+            branch.record.lower_layers.retain(|layer| *layer != dropped_snapshot);
+            branch.stack.retain(|layer| layer.id.0 != dropped_snapshot);
             if let Ok(mounted) = self.mount.mounted(branch.slot) {
-                mounted.lock_as_it_is().restack_later(branch.stack.clone(), None);
+                mounted.lock_as_it_is().replace_layers_later(branch.stack.clone(), None);
             }
         }
     }
@@ -432,7 +445,7 @@ impl BranchTable {
         self.branches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The branch that a slot of the mount shows.
+    /// The branch with this view.
     pub(super) fn id_at(&self, slot: ViewId) -> Option<BranchId> {
         self.lock().iter().find(|(_, branch)| branch.slot == slot).map(|(id, _)| *id)
     }
@@ -490,7 +503,7 @@ pub(super) fn children_of(branches: &Branches, id: BranchId) -> Vec<String> {
 }
 
 /// Live branches below `top`, children before their own children.
-pub(super) fn below(branches: &Branches, top: BranchId) -> Vec<BranchId> {
+pub(super) fn descendants(branches: &Branches, top: BranchId) -> Vec<BranchId> {
     let mut found = vec![top];
     let mut position = 0;
     while let Some(&parent) = found.get(position) {

@@ -3,7 +3,7 @@
 //! [`Commit::run`] is the whole commit: validate, quiesce, plan, log, apply, publish. Each phase is a function of that
 //! name here; log, apply and publish are those of every transaction ([`super::transaction_engine`]).
 
-use super::commit_checks::{checked_plan, commit_header, policy, sibling_won};
+use super::commit_checks::{commit_header, policy, sibling_won, validated_plan};
 use super::commit_into_branch::{ChangeSet, commit_to_branch, refuse_nested};
 use super::driver_sync::hand_over_to_fuse;
 use super::partial_commit::{Remainder, estimate_rest, make_rest};
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::error::{Context, Error};
 use crate::mount::FreezeGuard;
-use crate::overlayfs_upper::Completion;
+use crate::overlayfs_upper::NormaliseFor;
 use crate::path_filter::PathFilter;
 use crate::transaction::{Header, Plan, TransactionRoots};
 use crate::view::Brought;
@@ -24,7 +24,7 @@ use crate::view::Brought;
 pub struct CommitOptions {
     /// Overwrite external changes.
     pub force: bool,
-    /// Show what would change, and change nothing.
+    /// Report what would change, and change nothing.
     pub dry_run: bool,
     /// Instead of the mount's.
     pub policy: Option<Policy>,
@@ -57,8 +57,8 @@ impl Workspace {
         options: &CommitOptions,
     ) -> Result<Committed, Error> {
         let options = &rebase_first(self, selector, options)?;
-        let _frozen = if options.dry_run { None } else { self.table.await_writers(selector)? };
-        let _turn = self.engine.begin_transaction()?;
+        let _frozen = if options.dry_run { None } else { self.table.quiesce(selector)? };
+        let _transaction_lock = self.engine.begin_transaction()?;
         let guard = self
             .table
             .hold(selector, has_no_live_children)?
@@ -127,7 +127,7 @@ struct Planned {
 /// A commit between two phases.
 struct InPhase<T> {
     disk: TransactionRoots,
-    /// The layer with the changes that stay in the branch.
+    /// The layer of the rest.
     rest: Option<Remainder>,
     /// Copies of the branch's layers on the base's file system, with an external store.
     staged: Vec<u64>,
@@ -135,8 +135,8 @@ struct InPhase<T> {
 }
 
 impl<T> InPhase<T> {
-    /// Goes on to the next phase. If that fails, removes the layers that were made for the commit, unless objects of the
-    /// base may be there or the next mount may need them.
+    /// Runs the next phase. If it fails, removes the layers that were created for the commit, unless objects of the
+    /// base may be in them or the next mount may need them.
     fn next<U>(
         self,
         store: &Store,
@@ -178,7 +178,7 @@ impl<'w> Commit<'w> {
         quiesced.end(applied.and_then(|applied| self.publish(applied)))
     }
 
-    /// Refuses what cannot be committed, as far as this is known without the changes of the branch.
+    /// Refuses commits that are not possible, as far as this can be decided without the branch's changes.
     fn validate(&self) -> Result<Verdict, Error> {
         let Self { workspace, branch, options } = self;
         if branch.record.is_stale && !(options.rebase && options.dry_run) {
@@ -202,24 +202,24 @@ impl<'w> Commit<'w> {
             ));
         }
         let mounted = workspace.table.mounted(branch)?;
-        if !branch.stack[0].is_made() && branch.record.layers.len() == 1 {
+        if !branch.stack[0].is_created() && branch.record.layers.len() == 1 {
             return Ok(Verdict::ChangesNothing);
         }
         mounted.lock().make_layer().at(&workspace.store.base_path)?; // what follows expects the top layer on disk
         Ok(Verdict::MayCommit)
     }
 
-    /// Says what the commit would do, and changes nothing.
+    /// Reports what the commit would do, and changes nothing.
     fn preview(&self) -> Result<Committed, Error> {
         let Self { workspace, branch, options } = self;
         if branch.record.parent != MAIN_BRANCH {
             let parent = workspace.table.parent_of(branch)?;
-            let (ours, theirs) = (ChangeSet::of(branch)?, ChangeSet::since(&parent, branch)?);
+            let (ours, theirs) = (ChangeSet::of(branch)?, ChangeSet::since_fork(&parent, branch)?);
             refuse_nested(workspace, branch, (&ours, &theirs), options)?;
             return Ok(Committed { changes: ours.changes, ..Committed::default() });
         }
         let _staged = workspace.stage(branch)?;
-        let plan = checked_plan(workspace, branch, options)?;
+        let plan = validated_plan(workspace, branch, options)?;
         let forgotten = workspace.engine.forgotten_by(&plan)?;
         let remaining = estimate_rest(branch, &plan)?;
         Ok(Committed { changes: plan.changes, remaining, forgotten, ..Committed::default() })
@@ -229,29 +229,29 @@ impl<'w> Commit<'w> {
     fn quiesce(&self) -> Result<Quiesced, Error> {
         let Self { workspace, branch, .. } = self;
         let frozen = workspace.table.mounted(branch)?.freeze();
-        workspace.table.refuse_writers(branch)?;
+        workspace.table.refuse_open_files(branch)?;
         workspace.driver.current().freeze(branch.record.id, self.completion())?;
         Ok(Quiesced(frozen))
     }
 
-    /// How completely the driver converts the layer. A file of which only the attributes changed stands for that of the
-    /// base, unless siblings live on, whose snapshot would need a copy of each, made while all requests wait. What stays in
-    /// the branch is complete, too.
-    fn completion(&self) -> Completion {
+    /// How completely the driver normalises the layer. A metacopy stands for the file of the base, unless siblings stay
+    /// live: their snapshot would need a copy of each, made while all requests wait. Files that stay in the branch are
+    /// complete, too.
+    fn completion(&self) -> NormaliseFor {
         let Self { workspace, branch, options } = self;
         let branches = workspace.table.lock();
         let mut siblings = branches.children(branch.record.parent);
         let has_siblings = siblings.any(|one| one.record.id != branch.record.id);
         let keeps_snapshots = has_siblings && policy(workspace, options) != Policy::FirstWinner;
         if options.keeps_rest() || keeps_snapshots {
-            Completion::Whole
+            NormaliseFor::Whole
         } else {
-            Completion::ForCommit
+            NormaliseFor::ForCommit
         }
     }
 
-    /// Works out the steps, and refuses conflicts. Completes what the base is going to have, and creates the layer of the
-    /// rest.
+    /// Plans the steps, and refuses conflicts. Completes the objects that the base will get, and creates the layer of
+    /// the rest.
     fn plan(&self) -> Result<Outcome, Error> {
         let Self { workspace, branch, options } = self;
         let store = &workspace.store;
@@ -260,13 +260,13 @@ impl<'w> Commit<'w> {
         // copies nothing, except with an external store, where all is copied before planning.
         let mounted = workspace.table.mounted(branch)?;
         let incomplete = mounted.lock().partial_copies()?;
-        if !incomplete.is_empty() && !store.is_elsewhere() {
-            checked_plan(workspace, branch, options)?;
+        if !incomplete.is_empty() && !store.is_external() {
+            validated_plan(workspace, branch, options)?;
         }
         let brought = Brought::bring(incomplete)?;
         mounted.lock().link_all_copied_up().at(&store.base_path)?;
         let staged = workspace.stage(branch)?;
-        let plan = checked_plan(workspace, branch, options)?;
+        let plan = validated_plan(workspace, branch, options)?;
         if plan.changes_nothing() && !plan.rest.is_empty() {
             let remaining = estimate_rest(branch, &plan)?;
             return Ok(Outcome::Done(Committed { remaining, ..Committed::default() }));
@@ -278,8 +278,8 @@ impl<'w> Commit<'w> {
         let rest = make_rest(workspace, branch, &plan.rest)?;
         let rest_id = rest.as_ref().map(|rest| rest.layer.id.0);
         let disk = workspace.engine.disk()?;
-        for litter in &plan.litter {
-            disk.remove_file(litter)
+        for whiteout in &plan.stray_whiteouts {
+            disk.remove_file(whiteout)
                 .inspect_err(|_| rest_id.iter().for_each(|rest| store.remove_rest(*rest)))?;
         }
         let header = commit_header(branch, &plan, rest_id);
@@ -293,7 +293,7 @@ impl<'w> Commit<'w> {
         let (id, policy) = (self.branch.record.id, policy(self.workspace, self.options));
         planned.next(&self.workspace.store, |disk, Planned { plan, header }| {
             engine.log(disk, plan, |branches: &Branches| {
-                Ok(engine.address(header, affected_branches(branches, policy, Some(id), None)))
+                Ok(engine.set_affected(header, affected_branches(branches, policy, Some(id), None)))
             })
         })
     }
@@ -304,13 +304,13 @@ impl<'w> Commit<'w> {
         logged.next(&self.workspace.store, |disk, logged| engine.apply(disk, logged))
     }
 
-    /// Makes the result visible and durable, and ends the branch or goes on with its rest.
+    /// Makes the result visible and durable, and ends the branch or continues with its rest.
     fn publish(&self, applied: InPhase<Applied<'w>>) -> Result<Committed, Error> {
         let InPhase { disk, rest, state, .. } = applied;
         self.workspace.engine.publish(&disk, state, rest)
     }
 
-    /// Ends a branch whose commit would change nothing: the parent, the history and the siblings stay as they are.
+    /// Ends a branch whose commit would change nothing: the parent, the history and the siblings do not change.
     pub(super) fn commit_nothing(&self) -> Result<Committed, Error> {
         if !self.options.dry_run {
             let table = &self.workspace.table;
@@ -324,7 +324,7 @@ impl<'w> Commit<'w> {
 }
 
 impl Quiesced {
-    /// Lets the branch be written again, unless its layers may hold objects of the base.
+    /// Thaws the branch, unless its layers may hold objects of the base.
     fn end(self, committed: Result<Committed, Error>) -> Result<Committed, Error> {
         if committed.as_ref().is_err_and(|error| !error.is_as_before()) {
             self.0.keep();
@@ -333,7 +333,7 @@ impl Quiesced {
     }
 }
 
-/// Hands a branch that overlayfs wrote, and that keeps a rest, over to the FUSE view, as a rebase does: the kernel cannot
+/// Hands a branch that overlayfs wrote and that keeps a rest over to the FUSE view, as a rebase does: the kernel cannot
 /// mount the layer of the rest.
 pub(super) fn prepare_rest(
     workspace: &Workspace,
@@ -344,7 +344,7 @@ pub(super) fn prepare_rest(
         return Ok(());
     }
     let staged = workspace.stage(branch)?;
-    let keeps_any = !checked_plan(workspace, branch, options)?.rest.is_empty();
+    let keeps_any = !validated_plan(workspace, branch, options)?.rest.is_empty();
     drop(staged);
     if keeps_any { hand_over_to_fuse(workspace, branch) } else { Ok(()) }
 }

@@ -31,14 +31,14 @@ pub(super) fn policy(workspace: &Workspace, options: &CommitOptions) -> Policy {
     options.policy.unwrap_or(workspace.store.settings.policy)
 }
 
-/// The plan of a commit into main that nothing stands against, or that is forced.
-pub(super) fn checked_plan(
+/// The plan of a commit into main, after all checks; conflicts are allowed if it is forced.
+pub(super) fn validated_plan(
     workspace: &Workspace,
     branch: &Branch,
     options: &CommitOptions,
 ) -> Result<Plan, Error> {
     let record = &branch.record;
-    let theirs = workspace.store.theirs(record)?;
+    let theirs = workspace.store.committed_changes_of(record)?;
     let policy = policy(workspace, options);
     let reads = match policy {
         Policy::Serializable => workspace.store.reads(record)?,
@@ -58,27 +58,28 @@ pub(super) fn checked_plan(
         if options.force {
             return with_visible_part(workspace, record, plan);
         }
-        let written = theirs.against(&plan.changes, &plan.written);
+        let written = theirs.conflicts_with(&plan.changes, &plan.written);
         if options.skip && selection.skip(written.iter().chain(&plan.drift).cloned()) {
             continue; // each turn leaves out more, so there are no more turns than paths
         }
         let name = &record.name;
-        refuse(name, WRITTEN_BY_OTHERS, &written)?;
-        refuse(name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))?;
-        refuse(name, "the base was changed by others since the fork", &plan.drift)?;
+        refuse_conflicts(name, WRITTEN_BY_OTHERS, &written)?;
+        refuse_conflicts(name, CHANGED_AFTER_READ, &theirs.conflicts_with_reads(&reads))?;
+        refuse_conflicts(name, "the base was changed by others since the fork", &plan.drift)?;
         return with_visible_part(workspace, record, plan);
     }
 }
 
-/// A branch that keeps a part goes on looking through its snapshot layers, which must not hide what was committed.
+/// After a partial commit a branch still has its snapshot layers; checks that they do not hide what was committed.
 fn with_visible_part(workspace: &Workspace, record: &Record, plan: Plan) -> Result<Plan, Error> {
     if plan.rest.is_empty() {
         return Ok(plan);
     }
-    let (disk, veils) = (workspace.engine.disk()?, workspace.store.snapshot_layers_of(record));
+    let (disk, snapshot_layers) =
+        (workspace.engine.disk()?, workspace.store.snapshot_layers_of(record));
     let hides = |path: &Path| {
-        for veil in &veils {
-            let place = Location::Store(veil.join(path));
+        for snapshot_layer in &snapshot_layers {
+            let place = Location::Store(snapshot_layer.join(path));
             let Some(stat) = disk.stat(&place)? else { continue };
             let is_directory =
                 FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory;
@@ -116,8 +117,8 @@ fn with_visible_part(workspace: &Workspace, record: &Record, plan: Plan) -> Resu
     })
 }
 
-/// The store of a workspace below the base is a directory like others in a branch, and others' branches: what was
-/// changed in a copy of it would damage them.
+/// Refuses changes in the store of a workspace below the base: in a branch it is a directory like any other, and a
+/// changed copy of it would damage the branches of that workspace.
 fn refuse_other_stores(workspace: &Workspace, plan: &Plan) -> Result<(), Error> {
     let is_store = |path: &Path| {
         path.file_name() == Some(OsStr::new(HIDDEN))
@@ -133,14 +134,14 @@ fn refuse_other_stores(workspace: &Workspace, plan: &Plan) -> Result<(), Error> 
     }
 }
 
-/// The plan of all that a branch changed, compared with the base as these traces explain it.
+/// Plans all changes of a branch against the base, with these own ctime changes.
 pub(super) fn plan_against(
     workspace: &Workspace,
     branch: &Branch,
-    traces: OwnCtimeChanges,
+    own_changes: OwnCtimeChanges,
     attributes_at_fork: BTreeMap<PathBuf, Metadata>,
 ) -> Result<Plan, Error> {
-    plan_with(workspace, branch, (PathFilter::default(), true), traces, attributes_at_fork)
+    plan_with(workspace, branch, (PathFilter::default(), true), own_changes, attributes_at_fork)
 }
 
 fn plan(
@@ -149,18 +150,18 @@ fn plan(
     selection: PathFilter,
     drops_rest: bool,
 ) -> Result<Plan, Error> {
-    let traces = workspace.engine.traces(&workspace.engine.disk()?)?;
-    plan_with(workspace, branch, (selection, drops_rest), traces, BTreeMap::new())
+    let own_changes = workspace.engine.own_changes(&workspace.engine.disk()?)?;
+    plan_with(workspace, branch, (selection, drops_rest), own_changes, BTreeMap::new())
 }
 
 fn plan_with(
     workspace: &Workspace,
     branch: &Branch,
     (selection, drops_rest): (PathFilter, bool),
-    traces: OwnCtimeChanges,
+    own_changes: OwnCtimeChanges,
     attributes_at_fork: BTreeMap<PathBuf, Metadata>,
 ) -> Result<Plan, Error> {
-    workspace.driver.current().settle(branch.record.id)?;
+    workspace.driver.current().convert(branch.record.id)?;
     let mounted = workspace.table.mounted(branch)?;
     mounted.lock().link_all_copied_up().at(&workspace.store.base_path)?;
     let mut seen = BTreeMap::new();
@@ -168,15 +169,15 @@ fn plan_with(
     for layer in branch.record.layers.iter().rev() {
         let log = workspace.store.layer_path(*layer).join("writes");
         let loaded = WriteSet::load(&log).at(&log)?;
-        for (path, expected) in loaded.seen {
+        for (path, expected) in loaded.preconditions {
             seen.entry(path).or_insert(expected);
         }
-        if !workspace.store.is_elsewhere() {
+        if !workspace.store.is_external() {
             origins.extend(loaded.origins); // copies that are staged have other numbers
         }
     }
     let disk = workspace.engine.disk()?;
-    seen_by_kernel(workspace, branch, &traces, &mut seen)?;
+    seen_by_kernel(workspace, branch, &own_changes, &mut seen)?;
     let layers = branch
         .record
         .layers
@@ -187,14 +188,14 @@ fn plan_with(
         transaction: workspace.store.next_number(),
         layers,
         namespace: workspace.store.namespace,
-        seen,
+        preconditions: seen,
         forked: branch.record.created,
         by_kernel: workspace.store.is_written_by_overlayfs(branch)?,
-        veils: workspace.store.snapshot_layers_of(&branch.record),
+        snapshot_layers: workspace.store.snapshot_layers_of(&branch.record),
         attributes_at_fork,
         selection,
         drops_rest,
-        traces,
+        own_changes,
         origins,
     };
     transaction::plan(&disk, &request)
@@ -224,7 +225,7 @@ impl Workspace {
     }
 }
 
-/// What is left out because others changed it was given up; a pattern that matches nothing is a mistake.
+/// Refuses a filter that includes nothing, unless conflicts were skipped: a pattern without a match is a mistake.
 fn refuse_nothing_chosen(
     branch: &Branch,
     plan: &Plan,
@@ -246,7 +247,11 @@ fn refuse_nothing_chosen(
     })
 }
 
-pub(super) fn refuse(name: &str, reason: &str, paths: &BTreeSet<PathBuf>) -> Result<(), Error> {
+pub(super) fn refuse_conflicts(
+    name: &str,
+    reason: &str,
+    paths: &BTreeSet<PathBuf>,
+) -> Result<(), Error> {
     if paths.is_empty() {
         return Ok(());
     }
@@ -278,7 +283,7 @@ pub(super) fn commit_header(branch: &Branch, plan: &Plan, rest: Option<u64>) -> 
     }
 }
 
-/// Of a transaction that is decided now, takes no layer, and concerns nobody yet.
+/// The header of a transaction that is logged now, without layers and without affected branches.
 pub(super) fn header(transaction: u64, kind: Kind, name: String) -> Header {
     Header {
         version: VERSION,
@@ -288,10 +293,10 @@ pub(super) fn header(transaction: u64, kind: Kind, name: String) -> Header {
         layers: Vec::new(),
         rest: None,
         stale: Vec::new(),
-        veil: None,
-        observers: Vec::new(),
-        unveiled: Vec::new(),
-        lifted: None,
+        snapshot_layer: None,
+        readers: Vec::new(),
+        resumed: Vec::new(),
+        dropped_snapshot: None,
         decided: now(),
         displaced_bytes: 0,
     }

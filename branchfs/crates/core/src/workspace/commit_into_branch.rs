@@ -12,21 +12,21 @@ use super::branch_log::{Line, MergedChild};
 use super::branch_table::names_of;
 use super::commit::Commit;
 use super::commit_checks::policy;
-use super::commit_checks::{CHANGED_AFTER_READ, WRITTEN_BY_OTHERS, refuse, sibling_won};
+use super::commit_checks::{CHANGED_AFTER_READ, WRITTEN_BY_OTHERS, refuse_conflicts, sibling_won};
 use super::conflicts::CommittedChanges;
 use super::driver_sync::hand_over_to_fuse;
-use super::{Branch, CommitOptions, Committed, Policy, Workspace, below};
+use super::{Branch, CommitOptions, Committed, Policy, Workspace, descendants};
 use crate::diff::{Pair, RenamedDirs, Side, Walked, rename_by_inode, walk};
 use crate::error::{Context, Error};
 use crate::injected_panics::panic_if_listed;
 use crate::layer::Layer;
 use crate::object_copy::copy_attributes;
 use crate::overlay::user_xattrs;
-use crate::rooted_dir::Tree;
+use crate::rooted_dir::RootedDir;
 use crate::transaction::{Change, ChangeKind};
-use crate::view::Restacking;
+use crate::view::LayerReplacement;
 
-/// Refuses a commit into a branch against which something stands, unless it is forced.
+/// Refuses a commit into a branch that has conflicts, unless it is forced.
 pub(super) fn refuse_nested(
     workspace: &Workspace,
     child: &Branch,
@@ -39,30 +39,30 @@ pub(super) fn refuse_nested(
         Policy::Serializable => workspace.store.reads(record)?,
         Policy::FirstWinner | Policy::Snapshot => Vec::new(),
     };
-    let theirs = theirs.theirs();
+    let theirs = theirs.committed_changes();
     if options.force || theirs.is_empty() {
         return Ok(());
     }
     if policy == Policy::FirstWinner && !options.rebase {
         return Err(sibling_won(&record.name));
     }
-    let written = ours.against(&theirs);
-    refuse(&record.name, WRITTEN_BY_OTHERS, &written)?;
-    refuse(&record.name, CHANGED_AFTER_READ, &theirs.against_reads(&reads))
+    let written = ours.conflicts_with(&theirs);
+    refuse_conflicts(&record.name, WRITTEN_BY_OTHERS, &written)?;
+    refuse_conflicts(&record.name, CHANGED_AFTER_READ, &theirs.conflicts_with_reads(&reads))
 }
 
-/// A commit into a parent branch: the child's layers become the parent's top. Nobody else's stack changes: what was
-/// forked before goes on seeing the parent as it was.
+/// A commit into a parent branch: the child's layers become the top layers of the parent. Other stacks do not change:
+/// branches forked before still see the earlier parent.
 pub(super) fn commit_to_branch(commit: &Commit<'_>) -> Result<Committed, Error> {
     let Commit { workspace, branch: child, options } = *commit;
     let (id, parent) = (child.record.id, child.record.parent);
     let above = &workspace.table.parent_of(child)?; // its layers do not change: that takes a commit
-    let (ours, theirs) = (ChangeSet::of(child)?, ChangeSet::since(above, child)?);
+    let (ours, theirs) = (ChangeSet::of(child)?, ChangeSet::since_fork(above, child)?);
     if ours.is_empty()? {
         return commit.commit_nothing();
     }
     refuse_nested(workspace, child, (&ours, &theirs), options)?;
-    ours.take_attributes(&theirs)?;
+    ours.merge_attributes(&theirs)?;
     let mounted = workspace.table.mount.mounted(above.slot).at(&workspace.store.base_path)?;
     mounted.lock().make_layer().at(&workspace.store.base_path)?; // only the top layer of a branch may be missing
     let branches = workspace.table.lock();
@@ -73,7 +73,7 @@ pub(super) fn commit_to_branch(commit: &Commit<'_>) -> Result<Committed, Error> 
     let mut branches = workspace.table.lock();
     let stale = match policy(workspace, options) {
         Policy::FirstWinner => {
-            let mut rivals = below(&branches, parent);
+            let mut rivals = descendants(&branches, parent);
             rivals.retain(|rival| *rival != id); // it has no live children
             rivals
         }
@@ -83,7 +83,7 @@ pub(super) fn commit_to_branch(commit: &Commit<'_>) -> Result<Committed, Error> 
     let stack: Vec<Arc<Layer>> = child.stack[..own].iter().chain(&above.stack).cloned().collect();
     let mut record = above.record.clone();
     record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
-    record.absorbed = Some(MergedChild { child: id, stale: stale.clone() });
+    record.merged_child = Some(MergedChild { child: id, stale: stale.clone() });
     panic_if_listed("nested-commit-locked");
     workspace.store.records.append(&[Line::of(&record)])?; // the commit point
     let synced = workspace.store.records.sync();
@@ -91,7 +91,7 @@ pub(super) fn commit_to_branch(commit: &Commit<'_>) -> Result<Committed, Error> 
     let gate = workspace.table.mount.block_requests();
     workspace.table.mark_stale(&mut branches, &stale);
     panic_if_listed("nested-commit-decided");
-    let outdated = mounted.lock().restack(stack.clone(), Restacking::Committed);
+    let outdated = mounted.lock().replace_layers(stack.clone(), LayerReplacement::Committed);
     drop(gate);
     let names = names_of(&branches, &stale);
     if let Some(above) = branches.get_mut(&parent) {
@@ -99,18 +99,19 @@ pub(super) fn commit_to_branch(commit: &Commit<'_>) -> Result<Committed, Error> 
     }
     if let Some(mut child) = branches.remove(&id) {
         if let Some(quota) = &child.quota {
-            quota.lift();
+            quota.remove_limit();
         }
         child.record.layers.clear(); // they are the parent's now
         workspace.table.remove_branch(&branches, &child);
     }
-    // Lines become durable in their order: what is absorbed is settled when the last of these is.
+    // Lines become durable in order: the merged child is complete in all records when the last of these lines is
+    // durable.
     if let Some(above) = branches.get_mut(&parent) {
-        above.record.absorbed = None;
+        above.record.merged_child = None;
     }
     let concerned = stale.iter().chain([&parent]).filter_map(|id| branches.get(id));
     let lines = concerned.map(|branch| Line::of(&branch.record));
-    let lines: Vec<Line> = std::iter::once(Line::Deleted { gone: id }).chain(lines).collect();
+    let lines: Vec<Line> = std::iter::once(Line::Deleted { layer: id }).chain(lines).collect();
     panic_if_listed("nested-commit-visible");
     let completed = synced.and_then(|()| workspace.store.records.append(&lines));
     workspace.table.mount.invalidate_outdated(slot, &outdated);
@@ -126,7 +127,7 @@ pub(super) fn commit_to_branch(commit: &Commit<'_>) -> Result<Committed, Error> 
     Ok(Committed { changes: ours.changes, stale: names, ..Committed::default() })
 }
 
-/// What layers changed over those below them.
+/// The changes that a group of layers makes to the layers below.
 #[derive(Debug, Default)]
 pub(super) struct ChangeSet {
     walked: Walked,
@@ -135,14 +136,14 @@ pub(super) struct ChangeSet {
 }
 
 impl ChangeSet {
-    /// What a branch changed against its parent at the fork.
+    /// The changes of a branch since its fork.
     pub(super) fn of(branch: &Branch) -> Result<Self, Error> {
         Self::over(branch, branch.record.layers.len())
     }
 
-    /// What was committed into `parent` since `child` was forked from it.
-    pub(super) fn since(parent: &Branch, child: &Branch) -> Result<Self, Error> {
-        let is_new = |layer: &&u64| !child.record.below.contains(layer);
+    /// The changes that were committed into `parent` since `child` was forked from it.
+    pub(super) fn since_fork(parent: &Branch, child: &Branch) -> Result<Self, Error> {
+        let is_new = |layer: &&u64| !child.record.lower_layers.contains(layer);
         Self::over(parent, parent.record.layers.iter().take_while(is_new).count())
     }
 
@@ -160,32 +161,32 @@ impl ChangeSet {
         Ok(Self { walked, changes })
     }
 
-    /// Whether these layers change nothing of those below them.
+    /// Whether these layers change nothing.
     pub(super) fn is_empty(&self) -> Result<bool, Error> {
         // The root's attributes are no change of a path.
         Ok(self.changes.is_empty() && changed_directories(&self.walked.pairs)?.is_empty())
     }
 
-    /// The changed paths; one that has an object of another type counts once.
+    /// The changed paths; a path with a change of type counts once.
     pub(super) fn paths(&self) -> BTreeSet<&Path> {
         self.changes.iter().map(|change| change.path.as_path()).collect()
     }
 
-    pub(super) fn theirs(&self) -> CommittedChanges {
+    pub(super) fn committed_changes(&self) -> CommittedChanges {
         let mut theirs = CommittedChanges::default();
         theirs.add(&self.changes);
         theirs
     }
 
-    /// The paths at which `theirs` stand against what these layers wrote. What they hide without a change counts as
-    /// written: on top of `theirs` it would hide theirs.
-    pub(super) fn against(&self, theirs: &CommittedChanges) -> BTreeSet<PathBuf> {
-        theirs.against(&self.changes, &self.walked.masks)
+    /// The paths at which `theirs` conflict with the writes of these layers. Paths that the layers hide count as
+    /// written: on top of `theirs` they would hide them.
+    pub(super) fn conflicts_with(&self, theirs: &CommittedChanges) -> BTreeSet<PathBuf> {
+        theirs.conflicts_with(&self.changes, &self.walked.opaque_paths)
     }
 
-    /// Lets the directories of these layers have the attributes that `theirs` gave them, where only they did: the child's
-    /// copy would hide them.
-    pub(super) fn take_attributes(&self, theirs: &Self) -> Result<(), Error> {
+    /// Applies the attributes that only `theirs` changed to the directories of these layers: the child's copies would
+    /// hide them.
+    pub(super) fn merge_attributes(&self, theirs: &Self) -> Result<(), Error> {
         let theirs = changed_directories(&theirs.walked.pairs)?;
         if theirs.is_empty() {
             return Ok(());
@@ -205,7 +206,8 @@ impl ChangeSet {
     }
 }
 
-/// The directories, the root among them, that are on both sides with other attributes: as they are after it.
+/// The directories, including the root, that exist on both sides with different attributes, with their attributes after
+/// the change.
 fn changed_directories(pairs: &[Pair]) -> Result<BTreeMap<&Path, &Side>, Error> {
     let mut found = BTreeMap::new();
     for pair in pairs {
@@ -218,7 +220,7 @@ fn changed_directories(pairs: &[Pair]) -> Result<BTreeMap<&Path, &Side>, Error> 
     Ok(found)
 }
 
-/// How a path differs; `None` for a directory that is only on the way to something, and for the root.
+/// The change at a path; `None` for a directory that is only a parent of changes, and for the root.
 fn change(pair: &Pair) -> Result<Option<Change>, Error> {
     let (kind, side, from) = match (&pair.before, &pair.after) {
         (None, Some(after)) => (ChangeKind::Added, after, None),
@@ -246,7 +248,7 @@ fn attributes_differ(one: &Side, other: &Side) -> Result<bool, Error> {
         || xattrs(&one.layer.tree, &one.place)? != xattrs(&other.layer.tree, &other.place)?)
 }
 
-fn xattrs(tree: &Tree, path: &Path) -> Result<BTreeMap<OsString, Vec<u8>>, Error> {
+fn xattrs(tree: &RootedDir, path: &Path) -> Result<BTreeMap<OsString, Vec<u8>>, Error> {
     let names = user_xattrs(tree, path).at(path)?;
     let value = |name: OsString| {
         let value = tree.get_xattr(path, &name).at(path)?;

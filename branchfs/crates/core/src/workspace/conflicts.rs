@@ -13,9 +13,9 @@ use crate::write_set::Read;
 /// The committed change at a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct PathEffect {
-    /// The name came or went.
+    /// The name was added or removed.
     on_names: bool,
-    /// All below it went with it.
+    /// Everything below it was added or removed with it.
     on_tree: bool,
 }
 
@@ -47,36 +47,38 @@ impl CommittedChanges {
     }
 
     /// The paths that both wrote.
-    pub(super) fn against(
+    pub(super) fn conflicts_with(
         &self,
         changes: &[Change],
         written: &BTreeSet<PathBuf>,
     ) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
         for change in changes {
-            self.meet(&change.path, effect_of(change.change).on_tree, &mut found);
+            self.collect_conflicts(&change.path, effect_of(change.change).on_tree, &mut found);
             if let Some(from) = &change.from {
-                self.meet(from, true, &mut found);
+                self.collect_conflicts(from, true, &mut found);
             }
         }
         for path in written {
-            self.meet(path, true, &mut found);
+            self.collect_conflicts(path, true, &mut found);
         }
         found
     }
 
     /// The paths that the branch read and other commits wrote.
-    pub(super) fn against_reads(&self, reads: &[(PathBuf, Read)]) -> BTreeSet<PathBuf> {
+    pub(super) fn conflicts_with_reads(&self, reads: &[(PathBuf, Read)]) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
         for (path, read) in reads {
             match read {
-                Read::Content | Read::Missing => self.meet(path, false, &mut found),
+                Read::Content | Read::NegativeLookup => {
+                    self.collect_conflicts(path, false, &mut found)
+                }
                 Read::Names => {
                     self.meet_above(path, &mut found);
                     if self.paths.get(path).is_some_and(|effect| effect.on_tree) {
                         found.insert(path.clone());
                     }
-                    let names = self.below(path).filter(|(below, effect)| {
+                    let names = self.changes_below(path).filter(|(below, effect)| {
                         effect.on_names && below.parent() == Some(path.as_path())
                     });
                     found.extend(names.map(|(below, _)| below.clone()));
@@ -87,13 +89,13 @@ impl CommittedChanges {
     }
 
     /// Adds the paths of other commits that conflict with a path of the branch.
-    fn meet(&self, path: &Path, with_tree: bool, found: &mut BTreeSet<PathBuf>) {
+    fn collect_conflicts(&self, path: &Path, with_tree: bool, found: &mut BTreeSet<PathBuf>) {
         if self.paths.contains_key(path) {
             found.insert(path.to_path_buf());
         }
         self.meet_above(path, found);
         if with_tree {
-            found.extend(self.below(path).map(|(below, _)| below.clone()));
+            found.extend(self.changes_below(path).map(|(below, _)| below.clone()));
         }
     }
 
@@ -106,7 +108,10 @@ impl CommittedChanges {
     }
 
     /// Strictly below a path; paths sort by components, so they stand together.
-    fn below<'p>(&'p self, path: &'p Path) -> impl Iterator<Item = (&'p PathBuf, &'p PathEffect)> {
+    fn changes_below<'p>(
+        &'p self,
+        path: &'p Path,
+    ) -> impl Iterator<Item = (&'p PathBuf, &'p PathEffect)> {
         self.paths
             .range(path.to_path_buf()..)
             .take_while(move |(below, _)| below.starts_with(path))
@@ -135,7 +140,7 @@ mod tests {
         Change { path: path.into(), change, from: None, kind: ObjectKind::File }
     }
 
-    fn theirs(changes: &[Change]) -> CommittedChanges {
+    fn committed(changes: &[Change]) -> CommittedChanges {
         let mut theirs = CommittedChanges::default();
         theirs.add(changes);
         theirs
@@ -157,8 +162,8 @@ mod tests {
             (change("a", Added), change("a/f", Added), &[]),
         ];
         for (their, our, wanted) in cases {
-            let found = theirs(std::slice::from_ref(&their))
-                .against(std::slice::from_ref(&our), &BTreeSet::new());
+            let found = committed(std::slice::from_ref(&their))
+                .conflicts_with(std::slice::from_ref(&our), &BTreeSet::new());
             assert_eq!(names(&found), wanted, "{their:?} and {our:?}");
         }
     }
@@ -169,9 +174,15 @@ mod tests {
         let below = change("old/f", ChangeKind::Modified);
         let none = BTreeSet::new();
         let ours = std::slice::from_ref(&below);
-        assert_eq!(names(&theirs(std::slice::from_ref(&moved)).against(ours, &none)), ["old"]);
+        assert_eq!(
+            names(&committed(std::slice::from_ref(&moved)).conflicts_with(ours, &none)),
+            ["old"]
+        );
         let ours = std::slice::from_ref(&moved);
-        assert_eq!(names(&theirs(std::slice::from_ref(&below)).against(ours, &none)), ["old/f"]);
+        assert_eq!(
+            names(&committed(std::slice::from_ref(&below)).conflicts_with(ours, &none)),
+            ["old/f"]
+        );
     }
 
     #[test]
@@ -183,13 +194,13 @@ mod tests {
             (change("d/f", Added), ("d", Read::Names), &["d/f"]),
             (change("d/e/f", Added), ("d", Read::Names), &[]),
             (change("d", Deleted), ("d/f", Read::Content), &["d"]),
-            (change("d/f", Added), ("d/f", Read::Missing), &["d/f"]),
+            (change("d/f", Added), ("d/f", Read::NegativeLookup), &["d/f"]),
             (change("d", Metadata), ("d", Read::Names), &[]),
             (change("d", Deleted), ("d", Read::Names), &["d"]),
         ];
         for (their, (path, read), wanted) in cases {
-            let found =
-                theirs(std::slice::from_ref(&their)).against_reads(&[(PathBuf::from(path), read)]);
+            let found = committed(std::slice::from_ref(&their))
+                .conflicts_with_reads(&[(PathBuf::from(path), read)]);
             assert_eq!(names(&found), wanted, "{their:?} and {path} {read:?}");
         }
     }

@@ -118,7 +118,7 @@ fn whatever_a_loss_of_power_leaves_of_files_that_were_not_synced_can_be_mounted(
     let mut layer = layer.unwrap();
     layer.record_reads().unwrap();
     layer.record_precondition(nothing, Precondition::Absent).unwrap();
-    layer.record_read(nothing, Read::Missing).unwrap();
+    layer.record_read(nothing, Read::NegativeLookup).unwrap();
     let unsynced = [
         "format".to_owned(),
         ".gitignore".to_owned(),

@@ -1,4 +1,4 @@
-//! How a branch begins: its record, and what it is seen through.
+//! Creating a branch: its record, its layer and its view.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::layer::Layer;
 use crate::mount::MAIN;
 use crate::quota::Quota;
 
-/// Most layers that a branch may lie on, the base among them: as many as the kernel's overlayfs takes. Lookups cost each of
-/// them, and a directory that was renamed in each is followed through all.
+/// Maximum number of layers in the stack of a branch, including the base: as many as overlayfs supports. Lookups pass
+/// through each of them, and a directory that was renamed in each is followed through all.
 const LAYERS_MAX: usize = 500;
 
 /// A layer with an unpacked archive that is not visible yet.
@@ -23,12 +23,12 @@ pub(super) struct ImportedLayer {
     pub(super) id: u64,
     pub(super) layer: Layer,
     pub(super) unpacked: Unpacked,
-    /// Also over a parent that is not what the archive was made against.
+    /// Load the archive also if the parent differs from the state that it was made against.
     pub(super) force: bool,
 }
 
 impl Workspace {
-    /// Creates a branch. O(1): a line in the log of records, whatever the size of the tree.
+    /// Creates a branch. O(1): one line in the branch log, whatever the size of the tree.
     ///
     /// # Errors
     /// `Name`, `Exists`, `NotFound` (parent), `Stale` (parent). Nothing is left behind then.
@@ -36,7 +36,7 @@ impl Workspace {
         self.create_limited(name, parent, None)
     }
 
-    /// Creates a branch that may add so many bytes.
+    /// Creates a branch with a disk limit in bytes.
     ///
     /// # Errors
     /// As [`Self::create`].
@@ -50,8 +50,8 @@ impl Workspace {
     }
 }
 
-/// Creates a branch, optionally with an existing layer. Stopping the kernel's writes may take time; it holds the
-/// parent only.
+/// Creates a branch, optionally with an existing layer. Stopping the kernel's writes may take time, in which only the
+/// parent is guarded.
 pub(super) fn create_filled(
     workspace: &Workspace,
     name: &str,
@@ -60,9 +60,9 @@ pub(super) fn create_filled(
     filled: Option<ImportedLayer>,
 ) -> Result<BranchInfo, Error> {
     check_name(OsStr::new(name))?;
-    let _frozen = workspace.table.await_kernel_writers(parent)?;
-    // What is below must stay what the layer is laid over: commits wait.
-    let _turn = match filled {
+    let _frozen = workspace.table.quiesce_passthrough(parent)?;
+    // An import compares the archive with the parent, which must not change meanwhile: commits wait.
+    let _transaction_lock = match filled {
         Some(_) => Some(workspace.engine.begin_transaction()?),
         None => workspace.engine.admit_change().map(|()| None)?,
     };
@@ -97,7 +97,7 @@ fn create_below(
     let made = workspace.driver.freeze_parent(parent_id).and_then(|()| {
         let base = [Arc::clone(&workspace.store.base)];
         let below = parent.map_or(&base[..], |parent| &parent.stack);
-        let settled = filled.map(|filled| filled.settle(name, below, quota.as_ref()));
+        let settled = filled.map(|filled| filled.finish(name, below, quota.as_ref()));
         let settled = settled.transpose()?;
         // The table does not change from here on.
         let branches = workspace.table.lock();
@@ -110,44 +110,41 @@ fn create_below(
         let parent_stack = above.map_or(base.to_vec(), |above| above.stack.clone());
         // External changes of the base while a layer is mounted over it count as later than the fork.
         let created = if settled.is_some() { begun } else { now() };
-        let ready =
-            if is_presented { workspace.driver.current().take_prepared(&path) } else { None };
-        let layer = match (settled, &ready) {
-            (Some(layer), _) => layer,
-            (None, Some(_)) => workspace.store.adopt_layer(id)?,
-            (None, None) => workspace.store.new_layer(id, is_presented, &parent_stack)?,
+        let layer = match settled {
+            Some(layer) => layer,
+            None => workspace.store.new_layer(id, is_presented, &parent_stack)?,
         };
-        layer.limit(quota.clone()).at(&path)?;
+        layer.set_quota(quota.clone()).at(&path)?;
         let record = Record {
             id,
             name: name.to_owned(),
             parent: parent_id,
             layers: vec![id],
-            below: above
-                .map(|above| [&above.record.layers[..], &above.record.below].concat())
+            lower_layers: above
+                .map(|above| [&above.record.layers[..], &above.record.lower_layers].concat())
                 .unwrap_or_default(),
             is_stale: false,
             created,
             disk_limit,
-            absorbed: None,
+            merged_child: None,
         };
         workspace.store.records.append_new(&record)?;
         let mut stack = vec![Arc::new(layer)];
         stack.extend(parent_stack);
-        Ok((branches, record, stack, ready))
+        Ok((branches, record, stack))
     });
-    let (mut branches, record, stack, ready) = made.inspect_err(|_| {
+    let (mut branches, record, stack) = made.inspect_err(|_| {
         workspace.store.move_to_trash(&path, "unmade");
     })?;
-    // From here on nothing writes to the parent: what the child sees is settled.
+    // The parent does not change from here on, and what the child sees of it is fixed.
     let gate = workspace.table.mount.block_requests();
     let slot = workspace.table.mount.add(OsStr::new(name), parent_slot, stack.clone());
     drop(gate);
     workspace.table.mount.set_unsynced_record(slot, workspace.store.records.file());
     branches.insert(Branch { record, slot, stack, quota }, Some(frozen));
-    // What the kernel did not write from the start is left to the FUSE view.
+    // A layer that overlayfs did not write from the start is left to the FUSE view.
     if is_presented {
-        if let Err(error) = workspace.driver.current().attach(id, name, ready) {
+        if let Err(error) = workspace.driver.current().attach(id, name) {
             workspace.table.abort_below(&mut branches, id)?;
             return Err(error);
         }
@@ -161,8 +158,8 @@ fn create_below(
     info
 }
 
-/// Makes the record of a branch durable that the driver presents. No sync of a file in it reaches the daemon, so this
-/// cannot wait for the first one, as in the FUSE view. Creates that run concurrently share the write of the disk.
+/// Makes the record of a presented branch durable. The daemon does not see syncs of its files, so this cannot wait for
+/// the first sync as in the FUSE view. Concurrent creates share the disk write.
 fn sync_presented(workspace: &Workspace, id: u64) -> Result<(), Error> {
     let layers = workspace.store.store_path.join("layers");
     workspace.store.records.sync_with(&layers).inspect_err(|_| {
@@ -171,7 +168,7 @@ fn sync_presented(workspace: &Workspace, id: u64) -> Result<(), Error> {
 }
 
 impl ImportedLayer {
-    fn settle(
+    fn finish(
         self,
         name: &str,
         below: &[Arc<Layer>],
@@ -181,7 +178,7 @@ impl ImportedLayer {
         if !self.force {
             self.unpacked.check(below)?;
         }
-        self.unpacked.settle(&self.layer, below)?;
+        self.unpacked.finish(&self.layer, below)?;
         Ok(self.layer)
     }
 }
@@ -210,5 +207,5 @@ pub(super) fn may_be_forked(parent: &Branch) -> Result<(), Error> {
 }
 
 pub(super) fn refuse_taken(branches: &Branches, name: &str) -> Result<(), Error> {
-    if branches.named(name).is_some() { Err(Error::Exists(name.to_owned())) } else { Ok(()) }
+    if branches.by_name(name).is_some() { Err(Error::Exists(name.to_owned())) } else { Ok(()) }
 }

@@ -8,8 +8,8 @@ use crate::error::{Context, Error};
 use crate::layer::Layer;
 
 impl Workspace {
-    /// Pairs what a branch's own layers have with what lies below them. The branch stands still meanwhile; content is
-    /// for the caller to read, and may by then be another.
+    /// Pairs the objects in a branch's own layers with those below. The branch is frozen meanwhile. The caller reads
+    /// the content later, when it may have changed.
     ///
     /// # Errors
     /// `Usage` for main, `NotFound`, `Io`.
@@ -17,7 +17,7 @@ impl Workspace {
         pairs(self, selector, |own, below| Ok(walk(own, below, moves)?.pairs))
     }
 
-    /// Pairs everything that a branch shows with nothing: what an archive of its whole view consists of.
+    /// Pairs everything that a branch shows with nothing, for an archive of its whole view.
     ///
     /// # Errors
     /// As [`Self::compare`].
@@ -37,16 +37,16 @@ fn pairs(
         .hold(selector, |_, _| Ok(()))?
         .ok_or_else(|| Error::Usage("main has no parent to compare with".to_owned()))?;
     let branch = &held.branch;
-    workspace.driver.current().settle(branch.record.id)?;
+    workspace.driver.current().convert(branch.record.id)?;
     let mounted = workspace.table.mounted(branch)?;
     // Not while a transaction changes the base.
-    let pass = workspace.table.mount.pass();
+    let pass = workspace.table.mount.enter_request();
     let mut view = mounted.lock();
     drop(pass);
     view.link_all_copied_up().at(&workspace.store.base_path)?;
     let (own, below) = branch.stack.split_at(branch.record.layers.len());
     for layer in own {
-        layer.tree.forget_all(); // where the kernel writes a layer by itself, directories move unseen
+        layer.tree.invalidate_all(); // where the kernel writes a layer by itself, directories move unseen
     }
     let mut pairs = list(own, below)?;
     for side in pairs.iter_mut().flat_map(|pair| [&mut pair.before, &mut pair.after]).flatten() {

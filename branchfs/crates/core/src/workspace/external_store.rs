@@ -1,11 +1,12 @@
 //! A store that is not on the base's mount, so that files cannot be renamed between them.
 //!
-//! There are two directories then. The *store* has the branches: their records and layers. The *home*, `.branching` in the
-//! base, has the journal, the history, and the snapshot layers, which link objects of the base. Each has a link to the
-//! other (`home/store`, `store/base`), so that layers are never committed into another base.
+//! Such an external store consists of two directories. The *store* has the branches: their records and layers. The *base
+//! store*, `.branching` in the base, has the journal, the history, and the snapshot layers, which link objects of the base.
+//! Each has a link to the other (`.branching/store`, `STORE/base`), so that layers are never committed into another base.
 //!
-//! A commit into main first copies the branch's layers into the home, under the same numbers ([`StagedLayers`]). Then it is an
-//! ordinary commit. Staged layers of an undecided commit are removed at its end, or at the next mount.
+//! A commit into main first copies the branch's layers into the base store, under the same numbers ([`StagedLayers`]).
+//! Then it is an ordinary commit. Staged layers of a commit that was not logged are removed at its end, or at the next
+//! mount.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,31 +20,32 @@ use rustix::fs::{AtFlags, CWD, FileType, OFlags, Statx, StatxFlags, XattrFlags};
 
 use super::branch_log::BranchLog;
 use super::store::Store;
-use super::store_directory::give;
+use super::store_directory::chown_to;
 use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::object_copy::{copy_content, copy_metadata};
 use crate::overlay::{Namespace, is_private_xattr};
-use crate::rooted_dir::{Tree, xattr_names};
+use crate::rooted_dir::{RootedDir, xattr_names};
 use crate::view::HIDDEN;
 
-/// Where the parts of a store are.
+/// The locations of the parts of a store.
 #[derive(Clone, Debug)]
 pub(super) struct StoreLayout {
     pub(super) store: PathBuf,
-    pub(super) home: PathBuf,
+    pub(super) base_store: PathBuf,
     /// Whether the store's file system has its own inode numbers.
-    pub(super) is_foreign: bool,
+    pub(super) on_other_filesystem: bool,
 }
 
 impl StoreLayout {
-    /// Finds out what `store` is to `base`; without one, it is the one that the base names, or in the base.
+    /// Determines whether `store` is an external store of `base`. Without `store`, it is the one that the base names,
+    /// or the one in the base.
     ///
     /// # Errors
-    /// `Unsupported` where the base names a store that is not there.
+    /// `Unsupported` if the base names a store that does not exist.
     pub(super) fn of(base: &Path, store: Option<&Path>) -> Result<Self, Error> {
-        let home = base.join(HIDDEN);
-        let named = super::store_directory::named_in(&home)?;
+        let base_store = base.join(HIDDEN);
+        let named = super::store_directory::named_in(&base_store)?;
         let store = match (store, named) {
             (Some(store), _) => resolved(store)?,
             (None, Some(named)) if named.exists() => Located::at(base)?.store,
@@ -52,37 +54,37 @@ impl StoreLayout {
                     "branches of {} are kept in {}, which is not there: mount that file system first, or give them up by removing {}",
                     base.display(),
                     named.display(),
-                    home.join("store").display()
+                    base_store.join("store").display()
                 )));
             }
-            (None, None) => home.clone(),
+            (None, None) => base_store.clone(),
         };
         let made = if store.exists() { &store } else { store.parent().unwrap_or(base) };
         let (here, there) = (mount_of(base)?, mount_of(made)?);
-        let home = if here == there { store.clone() } else { home };
-        Ok(Self { store, home, is_foreign: here.0 != there.0 })
+        let base_store = if here == there { store.clone() } else { base_store };
+        Ok(Self { store, base_store, on_other_filesystem: here.0 != there.0 })
     }
 
-    pub(super) fn is_elsewhere(&self) -> bool {
-        self.store != self.home
+    pub(super) fn is_external(&self) -> bool {
+        self.store != self.base_store
     }
 
-    /// Ties store and home to one another.
+    /// Links the store and its part in the base to each other.
     ///
     /// # Errors
-    /// `Unsupported` where one belongs to another, or the home keeps branches itself.
-    pub(super) fn pair(&self, base: &Path, owner: (u32, u32)) -> Result<(), Error> {
-        if !self.is_elsewhere() {
+    /// `Unsupported` if one belongs to another, or the part in the base has branches itself.
+    pub(super) fn link_pair(&self, base: &Path, owner: (u32, u32)) -> Result<(), Error> {
+        if !self.is_external() {
             return Ok(());
         }
-        if BranchLog::has_branches(&self.home)? {
+        if BranchLog::has_branches(&self.base_store)? {
             return Err(Error::Unsupported(format!(
                 "the base keeps branches in {}: mount it without --store, and commit or abort them first",
-                self.home.display()
+                self.base_store.display()
             )));
         }
         for (path, wanted) in
-            [(self.home.join("store"), &*self.store), (self.store.join("base"), base)]
+            [(self.base_store.join("store"), &*self.store), (self.store.join("base"), base)]
         {
             match fs::read_link(&path) {
                 Ok(found) if found == wanted => {}
@@ -96,7 +98,7 @@ impl StoreLayout {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     std::os::unix::fs::symlink(wanted, &path).at(&path)?;
-                    give(&path, owner)?;
+                    chown_to(&path, owner)?;
                 }
                 Err(error) => return Err(error).at(&path),
             }
@@ -105,20 +107,20 @@ impl StoreLayout {
     }
 }
 
-/// The parts of a store that is there, found from a path of the user's. What names the other part of a store may come from
-/// a stranger: a link counts only where the other part names this one.
+/// The parts of an existing store, found from a path of the user. A link to the other part may come from a stranger: it
+/// counts only if the other part links back.
 pub struct Located {
     /// The part with the lock and the branches.
     pub(crate) store: PathBuf,
-    /// The base's own part, where that is another one.
-    pub(crate) home: Option<PathBuf>,
+    /// The part of the store that is in the base, if the store is external.
+    pub(crate) base_store: Option<PathBuf>,
 }
 
 impl Located {
     /// The store at `path`, or of the base at `path`.
     ///
     /// # Errors
-    /// `Refused` for a symbolic link in the store's place; `Unsupported` where a store's parts do not name each other.
+    /// `Refused` for a symbolic link in place of the store; `Unsupported` if its parts do not link to each other.
     pub(crate) fn at(path: &Path) -> Result<Self, Error> {
         let path = fs::canonicalize(path).at(path)?;
         let inner = path.join(HIDDEN);
@@ -138,19 +140,19 @@ impl Located {
         if let Some(store) = super::store_directory::named_in(&here)? {
             let base = here.parent().unwrap_or(&here);
             agree((&store, "base"), base, &here.join("store"))?;
-            return Ok(Self { store, home: Some(here) });
+            return Ok(Self { store, base_store: Some(here) });
         }
         let Ok(base) = fs::read_link(here.join("base")) else {
-            return Ok(Self { store: here, home: None });
+            return Ok(Self { store: here, base_store: None });
         };
-        let home = base.join(HIDDEN);
-        agree((&home, "store"), &here, &here.join("base"))?;
-        Ok(Self { store: here, home: Some(home) })
+        let base_store = base.join(HIDDEN);
+        agree((&base_store, "store"), &here, &here.join("base"))?;
+        Ok(Self { store: here, base_store: Some(base_store) })
     }
 }
 
-/// The path of a store that a user gave, without symbolic links. The name `.branching` itself is not followed: the directory
-/// that holds it may be a stranger's.
+/// Resolves symbolic links in the store path of a user. The name `.branching` itself is not followed: its parent
+/// directory may be a stranger's.
 pub(super) fn resolved(store: &Path) -> Result<PathBuf, Error> {
     let is_given = !store.ends_with(HIDDEN) && store.exists();
     match (store.parent(), store.file_name()) {
@@ -162,7 +164,7 @@ pub(super) fn resolved(store: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// Refuses what `link` says, unless the link `name` in `other`, which it leads to, says `here`.
+/// Checks that the target of `link` has a link `name` in `other` back to `here`.
 fn agree((other, name): (&Path, &str), here: &Path, link: &Path) -> Result<(), Error> {
     if fs::read_link(other.join(name)).is_ok_and(|back| back == here) {
         return Ok(());
@@ -184,14 +186,14 @@ fn mount_of(path: &Path) -> Result<((u32, u32), u64), Error> {
     Ok(((found.stx_dev_major, found.stx_dev_minor), if is_told { found.stx_mnt_id } else { 0 }))
 }
 
-/// Copies of a branch's layers in the home, as long as no commit has taken them.
+/// Copies of a branch's layers in the base, until a commit takes them.
 pub(super) struct StagedLayers<'w> {
     pub(super) store: &'w Store,
     pub(super) layers: Vec<u64>,
 }
 
 impl StagedLayers<'_> {
-    /// Returns the staged layers to a commit that is being decided, which owns them from then on.
+    /// Hands the staged layers over to a commit that is being logged, which owns them from then on.
     pub(super) fn hand_over(mut self) -> Vec<u64> {
         std::mem::take(&mut self.layers)
     }
@@ -203,25 +205,25 @@ impl Drop for StagedLayers<'_> {
     }
 }
 
-/// Copies a layer's content: all of every object, marks of the overlay format and hard links too.
+/// Copies a layer's content completely, including overlay attributes and hard links.
 pub(super) struct TreeCopy {
-    from: Tree,
-    to: Tree,
+    from: RootedDir,
+    to: RootedDir,
     /// Inode number -> first name, of objects with several.
     linked: HashMap<u64, PathBuf>,
-    /// What is being copied.
+    /// The object that is being copied.
     pub(super) current: PathBuf,
 }
 
-/// What is left to copy of a directory.
+/// Copies of a directory that are left to do.
 enum Copying {
     Directory(PathBuf),
-    /// All that is in it has been copied.
+    /// All entries were copied.
     Attributes(PathBuf),
 }
 
 impl TreeCopy {
-    pub(super) fn new(from: Tree, to: Tree) -> Self {
+    pub(super) fn new(from: RootedDir, to: RootedDir) -> Self {
         Self { from, to, linked: HashMap::new(), current: PathBuf::new() }
     }
 
@@ -272,10 +274,10 @@ impl TreeCopy {
     }
 }
 
-/// Copies an object other than a directory, with the marks of the overlay format.
+/// Copies an object other than a directory, with its overlay attributes.
 pub(super) fn copy_object(
-    (from, path, stat): (&Tree, &Path, &Statx),
-    (to, new): (&Tree, &Path),
+    (from, path, stat): (&RootedDir, &Path, &Statx),
+    (to, new): (&RootedDir, &Path),
 ) -> Result<(), rustix::io::Errno> {
     let mode = u32::from(stat.stx_mode);
     match FileType::from_raw_mode(mode) {
@@ -296,10 +298,10 @@ pub(super) fn copy_object(
     describe((from, path, stat), (to, new))
 }
 
-/// Copies the attributes of an object, and the marks of the overlay format.
+/// Copies the attributes and the overlay attributes of an object.
 fn describe(
-    (from, path, stat): (&Tree, &Path, &Statx),
-    (to, new): (&Tree, &Path),
+    (from, path, stat): (&RootedDir, &Path, &Statx),
+    (to, new): (&RootedDir, &Path),
 ) -> Result<(), rustix::io::Errno> {
     let list = match from.list_xattrs(path) {
         Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
@@ -332,7 +334,7 @@ mod tests {
         fs::hard_link(&one, other).unwrap();
         chown(from.path().join("in"), Some(1000), Some(1000)).unwrap();
         let linked = HashMap::from([(fs::metadata(&one).unwrap().ino(), "missing".into())]);
-        let open = |place: &tempfile::TempDir| Tree::open_root(place.path()).unwrap();
+        let open = |place: &tempfile::TempDir| RootedDir::open_root(place.path()).unwrap();
         let mut copier = TreeCopy { linked, ..TreeCopy::new(open(&from), open(&to)) };
         assert_eq!(copier.all(), Err(rustix::io::Errno::NOENT));
         assert_eq!(fs::metadata(to.path().join("in")).unwrap().uid(), 1000);

@@ -33,9 +33,9 @@ enum Store {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verb {
     Commit,
-    /// The branch goes on with the rest.
+    /// The branch continues with the rest.
     PartialCommit,
-    /// Another branch lives on and gets a veil.
+    /// Another branch lives on and gets a snapshot layer.
     CommitWithObserver,
     /// A commit that ends the redo of an undone one.
     CommitAfterUndo,
@@ -168,7 +168,7 @@ impl Case {
                 let (disk, header, plan) =
                     workspace.plan_for_tests("work", PathFilter::default()).unwrap();
                 let decided = crate::transaction::Prepared::new(&disk, plan).unwrap();
-                let decided = decided.decide(&disk, header).unwrap();
+                let decided = decided.log(&disk, header).unwrap();
                 decided.run_half_for_tests(&disk).unwrap();
             }
         }

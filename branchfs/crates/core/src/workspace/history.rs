@@ -1,7 +1,7 @@
 //! Undo and redo of commits to main, and how long they are kept (S12).
 //!
 //! The history is a stack in the store: the commits in order, of which the last ones may be undone. A new commit removes the
-//! undone ones. An undo is a transaction like a commit: decided in the journal, executed under the gate, rolled forward or
+//! undone ones. An undo is a transaction like a commit: logged in the journal, executed under the gate, rolled forward or
 //! back after a crash.
 
 use super::Branches;
@@ -22,7 +22,7 @@ pub struct PastInfo {
     pub committed: f64,
     /// When it was undone, seconds since 1970.
     pub undone: Option<f64>,
-    /// How many paths it changed.
+    /// The number of changed paths.
     pub changes: usize,
     /// Bytes on disk that are kept for its undo.
     pub bytes: u64,
@@ -42,12 +42,12 @@ impl PastInfo {
     }
 }
 
-/// What was taken back, or done again.
+/// The result of an undo or a redo.
 #[derive(Debug)]
 pub struct UndoResult {
     /// The entry of the history.
     pub entry: PastInfo,
-    /// What changed in main, and which branches are stale with it.
+    /// The changes in main, and the branches that became stale.
     pub committed: Committed,
 }
 
@@ -73,7 +73,7 @@ impl Workspace {
         force: bool,
         dry_run: bool,
     ) -> Result<UndoResult, Error> {
-        let _turn = self.engine.begin_transaction()?;
+        let _transaction_lock = self.engine.begin_transaction()?;
         let disk = self.engine.disk()?;
         let history = transaction::history(&disk)?;
         let undone = history.iter().position(|past| past.undone.is_some());
@@ -99,22 +99,24 @@ impl Workspace {
             None => (&past.commit, past.done, Kind::Undo { commit }),
             Some((undo, interval)) => (undo, *interval, Kind::Redo { commit }),
         };
-        let lifted = past.veil;
+        let dropped_snapshot = past.snapshot_layer;
         // Checked now and again when it is applied: branches may be created meanwhile.
-        let audience = |branches: &Branches| {
-            let audience = affected_branches(branches, self.store.settings.policy, None, lifted);
-            if audience.stale.is_empty() || force {
-                return Ok(audience);
+        let affected = |branches: &Branches| {
+            let affected =
+                affected_branches(branches, self.store.settings.policy, None, dropped_snapshot);
+            if affected.stale.is_empty() || force {
+                return Ok(affected);
             }
             let name = |id: &BranchId| branches[id].record.name.as_str();
-            let names: Vec<&str> = audience.stale.iter().map(name).collect();
+            let names: Vec<&str> = affected.stale.iter().map(name).collect();
             Err(Error::Frozen { name: "main".to_owned(), children: names.join(", ") })
         };
-        audience(&self.table.lock())?;
-        let traces = self.engine.traces(&disk)?;
+        affected(&self.table.lock())?;
+        let own_changes = self.engine.own_changes(&disk)?;
         let transaction = self.store.next_number();
-        let reversal = UndoRequest { past: decided, finished, traces: &traces, transaction };
-        let plan = transaction::reverse(&disk, &reversal)?;
+        let reversal =
+            UndoRequest { past: decided, finished, own_changes: &own_changes, transaction };
+        let plan = transaction::plan_undo(&disk, &reversal)?;
         if !plan.drift.is_empty() && !force {
             let word = if towards == UndoDirection::Undo { "undone" } else { "done again" };
             let name = &past.commit.header.name;
@@ -133,28 +135,29 @@ impl Workspace {
             return Ok(UndoResult { entry, committed });
         }
         let header = header(plan.transaction, kind, past.commit.header.name.clone());
-        let address = |branches: &Branches| Ok(self.engine.address(header, audience(branches)?));
+        let address =
+            |branches: &Branches| Ok(self.engine.set_affected(header, affected(branches)?));
         let logged = self.engine.log(&disk, plan, address)?;
         let applied = self.engine.apply(&disk, logged)?;
         let committed = self.engine.publish(&disk, applied, None)?;
         Ok(UndoResult { entry, committed })
     }
 
-    /// The commits that are kept, oldest first.
+    /// The commits in the history, oldest first.
     ///
     /// # Errors
     /// `Io`, `Corrupt`.
     pub fn history(&self) -> Result<Vec<PastInfo>, Error> {
-        let _turn = self.engine.take_turn();
+        let _transaction_lock = self.engine.lock_transactions();
         Ok(transaction::history(&self.engine.disk()?)?.iter().map(PastInfo::of).collect())
     }
 
-    /// A commit that is kept, with its changes, sorted by path.
+    /// A commit in the history, with its changes, sorted by path.
     ///
     /// # Errors
     /// `NoSuchCommit`, `Io`, `Corrupt`.
     pub fn past_commit(&self, commit: u64) -> Result<(PastInfo, Vec<Change>), Error> {
-        let _turn = self.engine.take_turn();
+        let _transaction_lock = self.engine.lock_transactions();
         let history = transaction::history(&self.engine.disk()?)?;
         let past = history.into_iter().find(|past| past.commit.header.transaction == commit);
         let past = past.ok_or(Error::NoSuchCommit(commit))?;
@@ -169,16 +172,17 @@ impl Workspace {
         self.engine.newest_pruned()
     }
 
-    /// Forgets all but the newest `keep` commits. Returns how many went, and the bytes on disk they held.
+    /// Removes all but the newest `keep` commits from the history. Returns their number, and their size in bytes on
+    /// disk.
     ///
     /// # Errors
     /// `Io`.
     pub fn prune(&self, keep: usize) -> Result<(usize, u64), Error> {
-        let _turn = self.engine.begin_transaction()?;
+        let _transaction_lock = self.engine.begin_transaction()?;
         let disk = self.engine.disk()?;
         let mut old = transaction::outline(&disk)?;
         let kept = old.split_off(old.len().saturating_sub(keep));
-        self.engine.forget(&old, &kept, self.table.oldest_fork())?;
+        self.engine.drop_from_history(&old, &kept, self.table.oldest_fork())?;
         self.store.empty_trash();
         tracing::info!("{} commits were removed from the history", old.len());
         Ok((old.len(), old.iter().map(|past| past.header.displaced_bytes).sum()))
@@ -187,7 +191,7 @@ impl Workspace {
 
 #[cfg(test)]
 impl Workspace {
-    /// The undo or redo of the only commit, as it would be decided.
+    /// The plan of the undo or redo of the only commit.
     pub(crate) fn plan_revert_for_tests(
         &self,
         towards: UndoDirection,
@@ -204,16 +208,17 @@ impl Workspace {
                 (undo, *interval, Kind::Redo { commit })
             }
         };
-        let traces = self.engine.traces(&disk)?;
+        let own_changes = self.engine.own_changes(&disk)?;
         let transaction = self.store.next_number();
-        let reversal = UndoRequest { past: decided, finished, traces: &traces, transaction };
-        let plan = transaction::reverse(&disk, &reversal)?;
+        let reversal =
+            UndoRequest { past: decided, finished, own_changes: &own_changes, transaction };
+        let plan = transaction::plan_undo(&disk, &reversal)?;
         let name = past.commit.header.name.clone();
         Ok((disk, header(transaction, kind, name), plan))
     }
 }
 
-/// When the oldest of these branches was forked that is not stale.
+/// The fork time of the oldest of these branches that is not stale.
 pub(super) fn oldest<'r>(records: impl Iterator<Item = &'r Record>) -> Option<i64> {
     records.filter(|record| !record.is_stale).map(|record| record.created).min()
 }

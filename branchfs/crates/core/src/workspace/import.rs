@@ -1,4 +1,4 @@
-//! A branch made from an archive.
+//! Creating a branch from an archive.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,15 +17,17 @@ use crate::error::{Context, Error};
 use crate::no_follow;
 
 impl Workspace {
-    /// Creates a branch that is what the archive `content` says. All of it or nothing.
+    /// Creates a branch with the content of the archive `content`. All of it or nothing.
     ///
-    /// The archive is read to its end first, into a file without a name in the store, and unpacked into a layer that is
-    /// nobody's: however long that takes, it holds nobody up. Then the parent is forked.
+    /// The archive is first read to its end into an unnamed file in the store and unpacked into a layer that belongs to
+    /// no branch. However long that takes, no other verb waits. Then the parent is forked.
     ///
-    /// Returns also whether the archive says what it was made against. `force` loads it over what has changed since.
+    /// Also returns whether the archive records the state that it was made against. `force` loads it over later
+    /// changes.
     ///
     /// # Errors
-    /// As [`Self::create`]; `Conflict` where the parent is not what the archive was made against; `Usage` for an archive that is damaged or more than `rights` allow.
+    /// As [`Self::create`]; `Conflict` if the parent differs from the recorded state; `Usage` for an archive that is
+    /// damaged or needs more than `rights`.
     pub fn import(
         &self,
         name: &str,
@@ -56,7 +58,7 @@ impl Workspace {
     }
 }
 
-/// What would be refused at the end is refused at the beginning.
+/// Refuses at the beginning what would be refused at the end.
 fn refuse_import(workspace: &Workspace, name: &str, parent: &BranchRef) -> Result<(), Error> {
     check_name(OsStr::new(name))?;
     let branches = workspace.table.lock();

@@ -17,13 +17,13 @@ use rustix::fs::{FileType, Stat};
 use crate::error::{Context, Error};
 use crate::no_follow::{self, Refusal};
 
-/// Symbolic links that are a store's own: which layout of marks, and where the rest of a store in two places is.
+/// Symbolic links that belong to a store: the xattr namespace, and the links between the parts of an external store.
 const OWN_LINKS: [&str; 3] = ["marks", "store", "base"];
 
 /// Files of a transaction, and its directories that hold such files.
 const TRANSACTION: [&str; 6] = ["plan", "plan.new", "rollback", "finished", "redone", "undone"];
 
-/// A directory of the store, by what may be in it.
+/// A kind of directory in the store, by its possible entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Directory {
     Store,
@@ -39,8 +39,8 @@ enum Directory {
 }
 
 impl Directory {
-    /// What a directory `name` in this one is; `None` where anything may have this name.
-    fn below(self, name: &OsStr) -> Option<Self> {
+    /// The directory `name` in this one; `None` if entries may have any name there.
+    fn subdirectory(self, name: &OsStr) -> Option<Self> {
         let is = |known: &str| name == known;
         Some(match self {
             Self::Store if is("branches") => Self::Files,
@@ -66,7 +66,7 @@ pub fn inspect(store: &Path) -> Result<(), Error> {
     while let Some((path, directory)) = pending.pop() {
         for name in no_follow::names(&path).at(&path)? {
             let entry = path.join(&name);
-            let Some(below) = directory.below(&name) else { continue };
+            let Some(below) = directory.subdirectory(&name) else { continue };
             let Some(found) = no_follow::stat(&entry).at(&entry)? else { continue };
             if directory == Directory::Store && OWN_LINKS.iter().any(|known| name == *known) {
                 continue;

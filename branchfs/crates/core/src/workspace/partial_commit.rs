@@ -1,6 +1,6 @@
 //! The rest of a branch after a partial commit: its record gets one new layer with the changes that stay.
 //!
-//! The layer is created before the commit is decided, from hard links to the files of the old layers, so nothing is
+//! The layer is created before the commit is logged, from hard links to the files of the old layers, so nothing is
 //! copied. Only a file with one committed and one remaining name is copied, since the base gets the object itself. The
 //! commit replaces the old layers in the record by the new one instead of ending the branch. The old layers go into the
 //! history (or into the trash, with an external store) without these links, so that the branch's files are not shared.
@@ -21,7 +21,7 @@ use crate::layer::{BASE, Layer};
 use crate::mount::{FreezeGuard, MountedBranch};
 use crate::object_copy::copy_metadata;
 use crate::quota::Quota;
-use crate::rooted_dir::Tree;
+use crate::rooted_dir::RootedDir;
 use crate::transaction::{Change, Item, Location, Plan, Rest, What};
 
 /// The rest of a branch after a partial commit.
@@ -30,7 +30,7 @@ pub(super) struct Remainder {
     pub(super) quota: Option<Arc<Quota>>,
 }
 
-/// A branch that has just gone on.
+/// A branch that continues with its rest.
 pub(super) struct Continued {
     pub(super) branch: Branch,
     pub(super) outdated: Option<Arc<MountedBranch>>,
@@ -38,7 +38,7 @@ pub(super) struct Continued {
 }
 
 impl Continued {
-    /// How many paths the branch still changes; at least one.
+    /// The number of paths that the branch still changes; at least one.
     pub(super) fn count(&self) -> usize {
         let counted = ChangeSet::of(&self.branch).map(|work| work.paths().len());
         // The commit is applied: if the paths cannot be counted, report that there are some.
@@ -46,8 +46,8 @@ impl Continued {
     }
 }
 
-/// How many of the paths that a branch changed a plan leaves, without a look at what it would make of the base: one that
-/// was renamed, and of which one end is committed, may count twice.
+/// Estimates how many changed paths of the branch a plan leaves out. A renamed path of which one end is committed may
+/// count twice.
 pub(super) fn estimate_rest(branch: &Branch, plan: &Plan) -> Result<usize, Error> {
     if plan.rest.is_empty() {
         return Ok(0);
@@ -63,8 +63,8 @@ pub(super) fn estimate_rest(branch: &Branch, plan: &Plan) -> Result<usize, Error
     Ok(left.len().max(1))
 }
 
-/// Creates the layer with the changes that a planned commit leaves; `None` if it leaves none. The layer belongs to no
-/// branch until the commit is decided.
+/// Creates the layer with the rest of a planned commit; `None` if there is no rest. The layer belongs to no branch
+/// until the commit is logged.
 pub(super) fn make_rest(
     workspace: &Workspace,
     branch: &Branch,
@@ -76,20 +76,20 @@ pub(super) fn make_rest(
     let id = workspace.store.next_number();
     let path = workspace.store.layer_path(id);
     let made = workspace.store.new_layer(id, true, &branch.stack).and_then(|layer| {
-        workspace.store.records.sync()?; // after a loss of power it is still known as nobody's
+        workspace.store.records.sync()?; // after a power failure it is still known to belong to no branch
         let quota = Quota::of(branch.record.disk_limit, None); // its parent is main
-        Filling::new(workspace, branch, &layer).fill(rest)?;
+        Filling::new(workspace, branch, &layer).fill_layer(rest)?;
         carry_reads(workspace, &branch.record, &layer)?;
-        layer.limit(quota.clone()).at(&path)?;
-        if workspace.store.is_elsewhere() {
-            workspace.store.sync_store()?; // the commit syncs the home
+        layer.set_quota(quota.clone()).at(&path)?;
+        if workspace.store.is_external() {
+            workspace.store.sync_store()?; // the commit syncs the part in the base
         }
         Ok(Remainder { layer: Arc::new(layer), quota })
     });
     made.map(Some).inspect_err(|_| workspace.store.remove_rest(id))
 }
 
-/// Lets the layer have read what the branch has read. Where that was not recorded, it is not from here on either.
+/// Copies the read set to the new layer. If the branch has none, neither has the layer.
 fn carry_reads(workspace: &Workspace, record: &Record, layer: &Layer) -> Result<(), Error> {
     let log = workspace.store.layer_path(layer.id.0).join("reads");
     if !log.exists() {
@@ -104,25 +104,26 @@ fn carry_reads(workspace: &Workspace, record: &Record, layer: &Layer) -> Result<
     }
 }
 
-/// Removes all names at, or below, some places that objects with these inode numbers have there.
+/// Removes all names at, or below, some paths of objects with these inode numbers.
 pub(super) fn unlink_all(places: &[PathBuf], inos: &HashSet<u64>) -> Result<(), Error> {
     if inos.is_empty() {
         return Ok(());
     }
-    let mut unlink = |tree: &Tree, path: &Path, stat: &Statx| match inos.contains(&stat.stx_ino) {
-        true => tree.remove_file(path).at(path),
-        false => Ok(()),
-    };
+    let mut unlink =
+        |tree: &RootedDir, path: &Path, stat: &Statx| match inos.contains(&stat.stx_ino) {
+            true => tree.remove_file(path).at(path),
+            false => Ok(()),
+        };
     places.iter().try_for_each(|place| visit(place, &mut unlink))
 }
 
 /// Visits all objects other than directories at or below `place`, which may not exist.
 pub(super) fn visit(
     place: &Path,
-    each: &mut dyn FnMut(&Tree, &Path, &Statx) -> Result<(), Error>,
+    each: &mut dyn FnMut(&RootedDir, &Path, &Statx) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { return Ok(()) };
-    let tree = match Tree::open_root(parent) {
+    let tree = match RootedDir::open_root(parent) {
         Err(rustix::io::Errno::NOENT) => return Ok(()),
         other => other.at(parent)?,
     };
@@ -156,7 +157,7 @@ impl<'w> Filling<'w> {
         Self { workspace, branch, layer, copies: HashMap::new() }
     }
 
-    fn fill(&mut self, rest: &Rest) -> Result<(), Error> {
+    fn fill_layer(&mut self, rest: &Rest) -> Result<(), Error> {
         for Item { path, what } in &rest.items {
             match what {
                 What::Directory { attributes, is_opaque, redirect } => {
@@ -174,12 +175,12 @@ impl<'w> Filling<'w> {
         }
         let root = Path::new("layers").join(self.branch.record.layers[0].to_string()).join("upper");
         self.describe(&Location::Store(root), Path::new(""))?;
-        for (path, expected) in &rest.seen {
+        for (path, expected) in &rest.preconditions {
             self.layer.record_precondition(path, *expected).at(path)?;
         }
         for (ino, count) in &rest.hidden {
             let count = i32::try_from(*count).unwrap_or(i32::MAX);
-            self.layer.hide_links((BASE, *ino), count).at(self.path())?;
+            self.layer.hard_links().hide((BASE, *ino), count).at(self.path())?;
         }
         Ok(())
     }
@@ -188,7 +189,7 @@ impl<'w> Filling<'w> {
         self.workspace.store.layer_path(self.layer.id.0)
     }
 
-    /// The layer of the branch that a place is in, and the path there.
+    /// The layer of the branch that contains a location, and the path in it.
     fn source<'p>(&self, place: &'p Location) -> (&'w Layer, &'p Path) {
         let layers = self.branch.stack.iter().zip(&self.branch.record.layers);
         let mut found = layers.filter_map(|(layer, id)| {
@@ -222,7 +223,7 @@ impl<'w> Filling<'w> {
         copy_metadata((&layer.tree, from, &stat), (&self.layer.tree, path)).at(path)
     }
 
-    /// A copy of an object of the base shows its inode number.
+    /// Lets a copy of an object of the base show its inode number.
     fn keep_origin(&self, layer: &Layer, old: &Statx, path: &Path) -> Result<(), Error> {
         let Some(shown) = layer.origin_of(old.stx_ino) else { return Ok(()) };
         let made = self.layer.tree.stat(path).at(path)?;
@@ -232,8 +233,8 @@ impl<'w> Filling<'w> {
     fn object(&mut self, path: &Path, from: &Location, is_shared: bool) -> Result<(), Error> {
         let (layer, from) = self.source(from);
         let stat = layer.tree.stat(from).at(path)?;
-        // Where the store is elsewhere the base gets copies.
-        if !is_shared || self.workspace.store.is_elsewhere() {
+        // With an external store the base gets copies.
+        if !is_shared || self.workspace.store.is_external() {
             link((&layer.tree, from), (&self.layer.tree, path)).at(path)?;
         } else if let Some(copy) = self.copies.get(&stat.stx_ino) {
             self.layer.tree.link(copy, path).at(path)?;
@@ -245,9 +246,9 @@ impl<'w> Filling<'w> {
     }
 }
 
-fn link(from: (&Tree, &Path), to: (&Tree, &Path)) -> crate::rooted_dir::Result<()> {
+fn link(from: (&RootedDir, &Path), to: (&RootedDir, &Path)) -> crate::rooted_dir::Result<()> {
     let parent =
-        |(tree, path): (&Tree, &Path)| tree.directory(path.parent().unwrap_or(Path::new("")));
+        |(tree, path): (&RootedDir, &Path)| tree.directory(path.parent().unwrap_or(Path::new("")));
     let name = |path: &Path| path.file_name().unwrap_or(OsStr::new(".")).to_os_string();
     let (source, target) = (parent(from)?, parent(to)?);
     rustix::fs::linkat(&*source, name(from.1), &*target, name(to.1), AtFlags::empty())

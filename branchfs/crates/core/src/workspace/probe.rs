@@ -1,8 +1,9 @@
-//! What the store's file system must be able to do, tried out with scratch files before anything depends on it.
+//! Tests with scratch files whether the store's file system supports what BranchFS needs, before anything depends on
+//! it.
 //!
-//! A file system may accept a call and not do what it says (a shared folder of a virtual machine has lost files in an
-//! exchange of names), so the outcome is looked at. Nothing is synced: a probe that a crash interrupts is removed by the
-//! next.
+//! A file system may accept a call and not carry it out (a shared folder of a virtual machine has lost files in an
+//! exchange of names), so the result is checked. Nothing is synced: the next probe removes what an interrupted one
+//! left.
 
 use std::fs;
 use std::io;
@@ -12,15 +13,15 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use super::store_directory::give;
+use super::store_directory::chown_to;
 use crate::error::{Context, Error};
 use crate::ids::SCRATCH;
 use crate::no_follow;
 use crate::overlay::Namespace;
-use crate::rooted_dir::{Tree, remove_path};
+use crate::rooted_dir::{RootedDir, remove_path};
 
-/// Makes sure that layers and commits can work in `store`, and finds out which extended attributes carry the overlay
-/// format's marks here. `owner` is the base's, who can remove what a kill leaves of it.
+/// Checks that layers and commits work in `store`, and determines the xattr namespace of the overlay format. `owner` is
+/// the base's owner, who can remove what a killed process leaves.
 ///
 /// # Errors
 /// `Unsupported` with what is missing.
@@ -40,12 +41,12 @@ pub(super) fn probe(store: &Path, owner: (u32, u32)) -> Result<Namespace, Error>
     cleared.map(|()| namespace)
 }
 
-/// Makes sure that paths can be resolved without following symbolic links. `base` has none.
+/// Checks that paths can be resolved without following symbolic links. `base` has none.
 ///
 /// # Errors
 /// `Unsupported`.
 pub(super) fn require_openat2(base: &Path) -> Result<(), Error> {
-    match Tree::open_root(base) {
+    match RootedDir::open_root(base) {
         Err(Errno::NOSYS | Errno::PERM) => Err(Error::Unsupported(
             "openat2 is not available: it needs Linux 5.6, and in a container a seccomp profile that allows it (Docker 20.10)".to_owned(),
         )),
@@ -57,7 +58,7 @@ pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
-/// Says of a file system that takes no changes what that means.
+/// Explains the error of a read-only file system.
 pub(super) fn explain(error: Error) -> Error {
     match error {
         Error::Io { path, source } if source.raw_os_error() == Some(libc::EROFS) => {
@@ -83,7 +84,7 @@ struct Probe<'p> {
 impl Probe<'_> {
     fn all(&self) -> Result<(), Error> {
         no_follow::make_directory(self.scratch).at(self.scratch)?;
-        give(self.scratch, self.owner)?;
+        chown_to(self.scratch, self.owner)?;
         self.tells_cases_apart()?;
         self.has_whiteouts()?;
         self.has_links()?;
@@ -107,7 +108,7 @@ impl Probe<'_> {
         fs::read_to_string(self.scratch.join(name)).is_ok_and(|found| found == content)
     }
 
-    /// Two names of the branch that are one in the base could not be told apart at commit.
+    /// Checks that names are case sensitive: two names of the branch could otherwise be one in the base at commit.
     fn tells_cases_apart(&self) -> Result<(), Error> {
         self.write("case")?;
         if self.scratch.join("CASE").exists() {
@@ -116,7 +117,7 @@ impl Probe<'_> {
         Ok(())
     }
 
-    /// Device 0:0 can be made by everybody since Linux 5.8; overlays keep it for themselves.
+    /// Every user may create a device 0:0 since Linux 5.8; overlayfs uses it for whiteouts.
     fn has_whiteouts(&self) -> Result<(), Error> {
         let path = self.scratch.join("whiteout");
         let made =
@@ -144,7 +145,7 @@ impl Probe<'_> {
         rustix::fs::renameat_with(CWD, &from, CWD, &to, flags)
     }
 
-    /// Commits swap what is new with what was there.
+    /// Commits exchange new objects with old ones.
     fn exchanges(&self) -> Result<(), Error> {
         self.write("old")?;
         self.write("new")?;
@@ -155,7 +156,7 @@ impl Probe<'_> {
         Err(self.lacks("cannot swap two names at once (RENAME_EXCHANGE)"))
     }
 
-    /// And they never replace what came there meanwhile.
+    /// Checks that renames can be made to fail if the target exists.
     fn keeps_what_is_there(&self) -> Result<(), Error> {
         self.write("mine")?;
         self.write("theirs")?;
@@ -167,7 +168,7 @@ impl Probe<'_> {
         Err(self.lacks("cannot rename without replacing (RENAME_NOREPLACE)"))
     }
 
-    /// On the store itself: its inode has room for a mark even where the disk has none.
+    /// Tests on the store itself: its inode has space for an xattr even on a full disk.
     fn namespace(&self) -> Result<Namespace, Error> {
         for namespace in [Namespace::Trusted, Namespace::User] {
             let (path, name) = (self.store, namespace.opaque());

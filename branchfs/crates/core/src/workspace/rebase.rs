@@ -22,7 +22,7 @@ use super::{Branch, BranchRef, MAIN_BRANCH, Policy, Workspace, now};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::mount::{FreezeGuard, MAIN};
-use crate::overlayfs_upper::Completion;
+use crate::overlayfs_upper::NormaliseFor;
 use crate::transaction::{self, Metadata, TransactionRoots};
 use crate::write_set::{Fingerprint, Precondition};
 
@@ -31,9 +31,9 @@ use crate::write_set::{Fingerprint, Precondition};
 pub enum Resolution {
     /// The branch is not rebased.
     Refuse,
-    /// The branch's version of them stays, and can be committed.
+    /// The branch's version is kept, and can be committed.
     Override,
-    /// The branch's version of them stays, and a commit of it finds the conflict again.
+    /// The branch's version is kept, and a commit finds the conflict again.
     Leave,
 }
 
@@ -50,8 +50,8 @@ impl Workspace {
         resolution: Resolution,
         dry_run: bool,
     ) -> Result<BTreeSet<PathBuf>, Error> {
-        let _frozen = self.table.await_writers(selector)?;
-        let _turn = self.engine.begin_transaction()?;
+        let _frozen = self.table.quiesce(selector)?;
+        let _transaction_lock = self.engine.begin_transaction()?;
         let held = self
             .table
             .hold(selector, has_no_live_children)?
@@ -84,12 +84,11 @@ impl Workspace {
     }
 }
 
-/// Brings the layers into a form that can be read: of a stale branch once and for all, as no process can write there
-/// any more.
+/// Normalises the layers: for a stale branch permanently, because no process can write there any more.
 fn prepare_rebase(workspace: &Workspace, branch: &Branch) -> Result<(), Error> {
     if !branch.record.is_stale {
-        workspace.table.refuse_writers(branch)?;
-        workspace.driver.current().freeze(branch.record.id, Completion::Whole)?;
+        workspace.table.refuse_open_files(branch)?;
+        workspace.driver.current().freeze(branch.record.id, NormaliseFor::Whole)?;
     } else if workspace.store.is_written_by_overlayfs(branch)? {
         hand_over_to_fuse(workspace, branch)?;
     }
@@ -97,7 +96,7 @@ fn prepare_rebase(workspace: &Workspace, branch: &Branch) -> Result<(), Error> {
     mounted.lock().make_layer().at(&workspace.store.base_path)
 }
 
-/// What stands between a branch and its parent's present state.
+/// The conflicts between a branch and its parent's present state.
 fn find_obstacles(
     workspace: &Workspace,
     branch: &Branch,
@@ -113,21 +112,25 @@ fn find_obstacles(
                 workspace.engine.traces_since(branch)?,
                 attributes,
             )?;
-            let written = theirs.against(&plan.changes, &plan.written);
+            let written = theirs.conflicts_with(&plan.changes, &plan.written);
             let merged = plan.merged_attributes();
             let merged = merged.map(|(path, new)| (path.to_path_buf(), new.clone())).collect();
             (theirs, written.union(&plan.drift).cloned().collect(), merged)
         }
         Some(parent) => {
-            let (ours, theirs) =
-                (ChangeSet::of(branch)?, ChangeSet::since(parent, branch)?.theirs());
-            let written = ours.against(&theirs);
+            let (ours, theirs) = (
+                ChangeSet::of(branch)?,
+                ChangeSet::since_fork(parent, branch)?.committed_changes(),
+            );
+            let written = ours.conflicts_with(&theirs);
             (theirs, written, Vec::new())
         }
     };
     let mut obstacles = Obstacles { conflicts, merged };
     if workspace.store.settings.policy == Policy::Serializable {
-        obstacles.conflicts.extend(theirs.against_reads(&workspace.store.reads(&branch.record)?));
+        obstacles
+            .conflicts
+            .extend(theirs.conflicts_with_reads(&workspace.store.reads(&branch.record)?));
     }
     Ok(obstacles)
 }
@@ -140,7 +143,8 @@ fn theirs_of_main(
     branch: &Branch,
 ) -> Result<(CommittedChanges, BTreeMap<PathBuf, Metadata>), Error> {
     let record = &branch.record;
-    let (mut theirs, mut attributes) = (workspace.store.theirs(record)?, BTreeMap::new());
+    let (mut theirs, mut attributes) =
+        (workspace.store.committed_changes_of(record)?, BTreeMap::new());
     if !record.is_stale {
         return Ok((theirs, attributes));
     }
@@ -163,7 +167,7 @@ fn theirs_of_main(
     Ok((theirs, attributes))
 }
 
-/// Moves a branch on top of its parent's present state, and presents it. The conflicts in `left` stay conflicts.
+/// Puts a branch on top of its parent's present state, and presents it. The conflicts in `left` stay conflicts.
 fn move_onto(
     workspace: &Workspace,
     branch: &Branch,
@@ -189,7 +193,7 @@ fn replace_fork(
     }
     if let Some(parent) = parent {
         workspace.driver.freeze_parent(parent.record.id)?;
-        ChangeSet::of(branch)?.take_attributes(&ChangeSet::since(parent, branch)?)?;
+        ChangeSet::of(branch)?.merge_attributes(&ChangeSet::since_fork(parent, branch)?)?;
     }
     let own = &branch.stack[..branch.record.layers.len()];
     let below =
@@ -198,10 +202,11 @@ fn replace_fork(
     let mut record = branch.record.clone();
     record.is_stale = false;
     record.created = now();
-    record.below = parent
-        .map_or(Vec::new(), |parent| [&parent.record.layers[..], &parent.record.below].concat());
+    record.lower_layers = parent.map_or(Vec::new(), |parent| {
+        [&parent.record.layers[..], &parent.record.lower_layers].concat()
+    });
     let base = parent.is_none().then(|| workspace.engine.disk()).transpose()?;
-    workspace.store.sync_store()?; // what the record stands for
+    workspace.store.sync_store()?; // the layers that the record names
     let mut branches = workspace.table.lock();
     workspace.store.records.append(&[Line::of(&record)])?; // the commit point
     let synced = workspace.store.records.sync();
@@ -235,7 +240,7 @@ fn replace_fork(
         workspace.engine.fail_stop.trip(error.to_string());
         error
     })?;
-    workspace.store.drop_unused_snapshots(&workspace.table.lock(), &branch.record.below);
+    workspace.store.drop_unused_snapshots(&workspace.table.lock(), &branch.record.lower_layers);
     tracing::info!("rebased branch {:?}", branch.record.name);
     Ok(())
 }
@@ -270,7 +275,7 @@ impl Obstacles {
     }
 }
 
-/// What the base has at a path.
+/// The object at a path of the base.
 fn present(disk: &TransactionRoots, path: &Path) -> Result<Precondition, Errno> {
     match disk.base.stat(path) {
         Ok(stat) => Ok(Precondition::Present(Fingerprint::of(&stat))),

@@ -1,4 +1,4 @@
-//! The start of a workspace: the store is brought in line with what a crash left, and its branches are opened.
+//! Starting a workspace: recovers the store after a crash, and opens its branches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Branches;
-use super::branch_log::{Loaded, MergedChild, Record};
+use super::branch_log::{LoadedLog, MergedChild, Record};
 use super::{Branch, BranchId, Workspace, history};
 use crate::error::{Context, Error};
 use crate::ids::LayerId;
@@ -20,15 +20,15 @@ use crate::rooted_dir::remove_path;
 use crate::transaction::{self, Kind};
 use crate::view::HIDDEN;
 
-/// Brings the store in line after a crash, and shows the branches that are in it.
-pub(super) fn recover(workspace: &Workspace, mut loaded: Loaded) -> Result<Vec<String>, Error> {
+/// Recovers the store after a crash, and adds its branches to the mount.
+pub(super) fn recover(workspace: &Workspace, mut loaded: LoadedLog) -> Result<Vec<String>, Error> {
     let mut done = Vec::new();
     workspace.store.ctime_log.finish_pending_unlink()?;
     let disk = workspace.engine.disk()?;
     let records = &mut loaded.records;
     let recovered = transaction::recover(&disk).map_err(|error| match error {
         Error::SeveralUnfinished { journal, transactions } => Error::SeveralUnfinished {
-            journal: workspace.store.home_path.join(journal),
+            journal: workspace.store.base_store_path.join(journal),
             transactions,
         },
         other => other,
@@ -51,7 +51,11 @@ pub(super) fn recover(workspace: &Workspace, mut loaded: Loaded) -> Result<Vec<S
                 _ => {}
             }
             workspace.store.write_records(records.values())?;
-            workspace.engine.keep(&disk, &recovered.decided, history::oldest(records.values()))?;
+            workspace.engine.add_to_history(
+                &disk,
+                &recovered.decided,
+                history::oldest(records.values()),
+            )?;
         } else {
             header.rest.iter().for_each(|rest| workspace.store.remove_rest(rest.layer));
             workspace.store.ctime_log.record_rollback(&disk, &recovered.decided)?;
@@ -63,33 +67,34 @@ pub(super) fn recover(workspace: &Workspace, mut loaded: Loaded) -> Result<Vec<S
     let records = &loaded.records;
     let past = transaction::history(&disk)?;
     let numbers = past.iter().map(|past| past.commit.header.transaction);
-    let last = records.keys().chain(&loaded.gone).copied().chain(numbers).max();
+    let last = records.keys().chain(&loaded.deleted).copied().chain(numbers).max();
     workspace.store.last_number.store(last.unwrap_or(0), Ordering::Relaxed);
     let keep: Vec<u64> = records
         .values()
-        .flat_map(|record| record.layers.iter().chain(&record.below).copied())
+        .flat_map(|record| record.layers.iter().chain(&record.lower_layers).copied())
         .collect();
-    if workspace.store.is_elsewhere() {
+    if workspace.store.is_external() {
         let own: Vec<u64> =
             records.values().flat_map(|record| record.layers.iter().copied()).collect();
-        let veils: Vec<u64> = keep.iter().copied().filter(|id| !own.contains(id)).collect();
-        for (path, _) in unknown_layers(&workspace.store.home_path, &veils)? {
+        let snapshot_layers: Vec<u64> =
+            keep.iter().copied().filter(|id| !own.contains(id)).collect();
+        for (path, _) in unknown_layers(&workspace.store.base_store_path, &snapshot_layers)? {
             workspace.store.move_to_trash(&path, "lost");
         }
     }
-    clear_layers(workspace, &keep, &loaded.gone, &mut done)?;
-    // A layer that could not be thrown away stays known as one that belongs to no branch.
-    loaded.gone.retain(|id| no_follow::exists(&workspace.store.layer_path(*id)).unwrap_or(true));
+    clear_layers(workspace, &keep, &loaded.deleted, &mut done)?;
+    // A layer that could not be deleted stays recorded as one without a branch.
+    loaded.deleted.retain(|id| no_follow::exists(&workspace.store.layer_path(*id)).unwrap_or(true));
     workspace.store.records.compact(&loaded)?;
     if !loaded.records.is_empty() {
-        // The last daemon may have died without it; nobody else knows which records were not synced.
+        // The last daemon may have died before it synced; which records are durable is unknown.
         workspace.store.records.sync_with(&workspace.store.store_path.join("layers"))?;
     }
     let mut branches = workspace.table.lock();
     for record in loaded.records.into_values() {
         let above = branches.get(&record.parent).and_then(|parent| parent.quota.as_ref());
         let quota = Quota::of(record.disk_limit, above);
-        let stack = open_stack(workspace, &record, &loaded.made, &branches, quota.as_ref())?;
+        let stack = open_stack(workspace, &record, &loaded.created, &branches, quota.as_ref())?;
         let parent = branches.get(&record.parent).map_or(MAIN, |parent| parent.slot);
         let slot = workspace.table.mount.add(OsStr::new(&record.name), parent, stack.clone());
         let freeze = if record.is_stale {
@@ -105,14 +110,14 @@ pub(super) fn recover(workspace: &Workspace, mut loaded: Loaded) -> Result<Vec<S
     Ok(done)
 }
 
-/// Goes on where a crash cut a commit into a branch short.
+/// Completes commits into branches that a crash interrupted.
 fn finish_merged_children(
     workspace: &Workspace,
     records: &mut BTreeMap<BranchId, Record>,
 ) -> Result<(), Error> {
     let absorbed: Vec<(BranchId, MergedChild)> = records
         .values_mut()
-        .filter_map(|record| Some((record.id, record.absorbed.take()?)))
+        .filter_map(|record| Some((record.id, record.merged_child.take()?)))
         .collect();
     for (parent, MergedChild { child, stale }) in absorbed {
         make_stale(records, &stale);
@@ -125,16 +130,17 @@ fn finish_merged_children(
     Ok(())
 }
 
-/// Takes those out of the records whose layer was there and is not, with those below them.
+/// Drops the records whose layer is missing although it was created, with the branches below them.
 fn drop_damaged(
     workspace: &Workspace,
-    loaded: &mut Loaded,
+    loaded: &mut LoadedLog,
     done: &mut Vec<String>,
 ) -> Result<(), Error> {
-    let Loaded { records, made, gone, .. } = loaded;
+    let LoadedLog { records, created: made, deleted: gone, .. } = loaded;
     let mut missing = BTreeSet::new();
     for layer in records.values().flat_map(|record| &record.layers) {
-        // A loss of power may keep the removal of what was in a layer, and not that the layer was moved to the trash before.
+        // After a power failure the removal of a layer's content may be durable, and the earlier move of the layer to
+        // the trash not.
         let upper = workspace.store.layer_path(*layer).join("upper");
         if made.contains(layer) && !no_follow::exists(&upper).at(upper)? {
             missing.insert(*layer);
@@ -157,15 +163,15 @@ fn drop_damaged(
     }
     for id in given_up {
         for layer in records.remove(&id).into_iter().flat_map(|record| record.layers) {
-            gone.remove(&layer); // what is left of it is not thrown away
+            gone.remove(&layer); // the rest of it is kept
         }
         workspace.store.drop_record(id)?;
     }
     Ok(())
 }
 
-/// Throws away what no record names, where it is known to be nobody's. A layer that is nobody's because a loss of power
-/// took the record along is set aside: nothing of the branch was synced, but somebody has written there.
+/// Deletes layers that no record names, if no data can be lost. A layer whose record was lost in a power failure is
+/// moved to `lost/`: nothing of the branch was synced, but it has data.
 fn clear_layers(
     workspace: &Workspace,
     keep: &[u64],
@@ -211,7 +217,7 @@ fn open_stack(
         if is_made {
             layer.tree.root().at(path.join("upper"))?; // it is there
         }
-        layer.limit(quota.cloned()).at(&path)?;
+        layer.set_quota(quota.cloned()).at(&path)?;
         stack.push(Arc::new(layer));
     }
     let known = |id: u64| {
@@ -219,11 +225,11 @@ fn open_stack(
         layers.find(|layer| layer.id.0 == id).cloned()
     };
     // Nothing is read through a stale branch, and the layers of its parent may be gone.
-    for id in record.below.iter().filter(|_| !record.is_stale) {
+    for id in record.lower_layers.iter().filter(|_| !record.is_stale) {
         stack.push(match known(*id) {
             Some(layer) => layer,
             None => {
-                let path = workspace.store.home_layer_path(*id);
+                let path = workspace.store.base_store_layer_path(*id);
                 Arc::new(Layer::open_snapshot(LayerId(*id), &path, workspace.store.namespace)?)
             }
         });
@@ -254,7 +260,7 @@ fn make_stale(records: &mut BTreeMap<BranchId, Record>, stale: &[BranchId]) {
     }
 }
 
-/// The layers in a store that are not to be kept, with their numbers, if these are any.
+/// The layers in a store that are not to be kept, with their numbers if they have one.
 fn unknown_layers(store: &Path, keep: &[u64]) -> Result<Vec<(PathBuf, Option<u64>)>, Error> {
     let directory = store.join("layers");
     let mut found = Vec::new();
@@ -267,7 +273,7 @@ fn unknown_layers(store: &Path, keep: &[u64]) -> Result<Vec<(PathBuf, Option<u64
     Ok(found)
 }
 
-/// Whether somebody has written in a layer.
+/// Whether a layer has changes.
 fn holds_changes(layer: &Path) -> Result<bool, Error> {
     let upper = layer.join("upper");
     let names = match no_follow::names(&upper) {

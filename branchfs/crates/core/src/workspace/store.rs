@@ -16,7 +16,7 @@ use super::conflicts::CommittedChanges;
 use super::ctime_log::CtimeLog;
 use super::external_store::{StagedLayers, TreeCopy};
 use super::partial_commit::{unlink_all, visit};
-use super::store_directory::{self, Lock, TimesGuard, give, write_private};
+use super::store_directory::{self, Lock, TimesGuard, chown_to, write_private};
 use super::{Branch, BranchId, Branches, Policy, Settings, now};
 use crate::driver::Driver;
 use crate::error::{Context, Error};
@@ -25,22 +25,22 @@ use crate::layer::Layer;
 use crate::no_follow;
 use crate::overlay::Namespace;
 use crate::overlayfs_upper;
-use crate::rooted_dir::{Tree, remove_path};
+use crate::rooted_dir::{RootedDir, remove_path};
 use crate::transaction::{self, Change, Header, Kept, Kind, LoggedTransaction, TransactionRoots};
 use crate::view::ChangedPaths;
 use crate::write_set::{Read, ReadSet};
 
-/// The layer that a transaction has made, and where a view changes with it.
-pub(super) type Veil = (Arc<Layer>, Arc<ChangedPaths>);
+/// A snapshot layer that a transaction built, with the paths that views must look up again.
+pub(super) type SnapshotLayer = (Arc<Layer>, Arc<ChangedPaths>);
 
 /// The store. The branch log has a lock of its own; everything else is guarded by the locks of the verbs.
 pub(super) struct Store {
     pub(super) base_path: PathBuf,
     pub(super) store_path: PathBuf,
     /// The directory of journal, history and snapshot layers: the store, or with an external store that in the base.
-    pub(super) home_path: PathBuf,
+    pub(super) base_store_path: PathBuf,
     /// Whether the store's file system has its own inode numbers.
-    pub(super) is_foreign: bool,
+    pub(super) on_other_filesystem: bool,
     pub(super) owner: (u32, u32),
     pub(super) namespace: Namespace,
     /// The base as the lowest layer of branches; it is not written.
@@ -57,24 +57,24 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Moves snapshot layers into the trash through which no branch looks any more. Layers of branches are used by these.
+    /// Moves snapshot layers into the trash that no branch needs any more. Those in the stacks of branches stay.
     pub(super) fn drop_unused_snapshots(&self, branches: &Branches, below: &[u64]) {
         let is_used = |layer: &u64| {
             let mut records = branches.values().map(|other| &other.record);
-            records.any(|other| other.layers.contains(layer) || other.below.contains(layer))
+            records.any(|other| other.layers.contains(layer) || other.lower_layers.contains(layer))
         };
         for layer in below.iter().filter(|layer| !is_used(layer)) {
-            self.move_to_trash(&self.home_layer_path(*layer), "veil");
+            self.move_to_trash(&self.base_store_layer_path(*layer), "veil");
         }
     }
 
-    /// Records the end of the branch, without a sync.
+    /// Records the end of a branch, without a sync.
     pub(super) fn drop_record(&self, id: BranchId) -> Result<(), Error> {
-        self.records.append(&[Line::Deleted { gone: id }])
+        self.records.append(&[Line::Deleted { layer: id }])
     }
 
     pub(super) fn drop_journal(&self, id: BranchId) {
-        self.move_to_trash(&self.home_path.join("journal").join(id.to_string()), "failed");
+        self.move_to_trash(&self.base_store_path.join("journal").join(id.to_string()), "failed");
         self.empty_trash(); // where the disk was full, the next try needs the room
     }
 
@@ -82,43 +82,37 @@ impl Store {
         Path::new("trash").join(format!("{what}-{number}-{}", now()))
     }
 
-    /// Moves something of the store into the trash. What cannot be moved stays where it is and is tried again at the
-    /// next start: nothing refers to it any more.
+    /// Moves an object of the store into the trash. If that fails, it stays, without a reference to it, and the next
+    /// start tries again.
     pub(super) fn move_to_trash(&self, path: &Path, what: &str) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let root =
-            if path.starts_with(&self.home_path) { &self.home_path } else { &self.store_path };
+        let root = if path.starts_with(&self.base_store_path) {
+            &self.base_store_path
+        } else {
+            &self.store_path
+        };
         let to = root.join("trash").join(format!("{what}-{name}-{}", now()));
         let _ = no_follow::rename(path, &to);
     }
 
     /// Deletes the content of the trash in the background.
     pub(super) fn empty_trash(&self) {
-        let mut trash = vec![self.home_path.join("trash")];
-        trash.extend(self.is_elsewhere().then(|| self.store_path.join("trash")));
+        let mut trash = vec![self.base_store_path.join("trash")];
+        trash.extend(self.is_external().then(|| self.store_path.join("trash")));
         self.background.empty(trash, self.ctime_log.unlinker());
     }
 
     /// Opens a branch's own layer, which need not be on disk.
     pub(super) fn open_layer(&self, id: u64) -> Result<Layer, Error> {
         let path = self.layer_path(id);
-        self.enter(Layer::open(LayerId(id), &path, self.namespace, self.is_foreign)?)
+        self.configure(Layer::open(LayerId(id), &path, self.namespace, self.on_other_filesystem)?)
     }
 
-    fn enter(&self, mut layer: Layer) -> Result<Layer, Error> {
+    fn configure(&self, mut layer: Layer) -> Result<Layer, Error> {
         if self.settings.policy == Policy::Serializable {
             layer.record_reads()?;
         }
         layer.set_observer(self.records.clone());
-        Ok(layer)
-    }
-
-    /// Creates the empty layer of a new branch. A crash leaves no data of a user.
-    pub(super) fn adopt_layer(&self, id: u64) -> Result<Layer, Error> {
-        let path = self.layer_path(id);
-        let layer = Layer::absent(LayerId(id), &path, self.namespace, self.is_foreign);
-        let layer = self.enter(layer)?;
-        layer.adopt().at(&path)?;
         Ok(layer)
     }
 
@@ -131,14 +125,15 @@ impl Store {
     ) -> Result<Layer, Error> {
         if is_on_disk {
             // Belongs to no branch until the record is written; a crash leaves no data of a user.
-            self.records.append(&[Line::Deleted { gone: id }])?;
+            self.records.append(&[Line::Deleted { layer: id }])?;
         }
         let path = self.layer_path(id);
-        let layer = Layer::absent(LayerId(id), &path, self.namespace, self.is_foreign);
-        let layer = self.enter(layer)?;
+        let layer =
+            Layer::not_created(LayerId(id), &path, self.namespace, self.on_other_filesystem);
+        let layer = self.configure(layer)?;
         if is_on_disk {
-            let below = below.iter().find(|layer| layer.is_made()).expect("the base is there");
-            layer.make(&below.tree).at(&path)?;
+            let below = below.iter().find(|layer| layer.is_created()).expect("the base is there");
+            layer.create(&below.tree).at(&path)?;
         }
         Ok(layer)
     }
@@ -171,14 +166,14 @@ impl Store {
         Ok(false)
     }
 
-    /// Journal and history are not where the branches are.
-    pub(super) fn is_elsewhere(&self) -> bool {
-        self.home_path != self.store_path
+    /// Whether the store is external: then journal and history are not in it.
+    pub(super) fn is_external(&self) -> bool {
+        self.base_store_path != self.store_path
     }
 
-    /// A veil, or a staged layer.
-    pub(super) fn home_layer_path(&self, layer: u64) -> PathBuf {
-        self.home_path.join("layers").join(layer.to_string())
+    /// The directory of a snapshot layer or a staged layer.
+    pub(super) fn base_store_layer_path(&self, layer: u64) -> PathBuf {
+        self.base_store_path.join("layers").join(layer.to_string())
     }
 
     /// Copies the layers to commit to the base's file system if the store is on another one. The branch is frozen
@@ -190,18 +185,18 @@ impl Store {
         record: &Record,
     ) -> Result<StagedLayers<'_>, Error> {
         let mut staged = StagedLayers { store: self, layers: Vec::new() };
-        if !self.is_elsewhere() {
+        if !self.is_external() {
             return Ok(staged);
         }
-        driver.settle(id)?;
+        driver.convert(id)?;
         for layer in &record.layers {
-            let (from, to) = (self.layer_path(*layer), self.home_layer_path(*layer));
+            let (from, to) = (self.layer_path(*layer), self.base_store_layer_path(*layer));
             remove_path(&to).at(&to)?;
             staged.layers.push(*layer);
             self.make_directory(&to)?;
             let (from, to) = (from.join("upper"), to.join("upper"));
             self.make_directory(&to)?;
-            let open = |path: &Path| Tree::open_root(path).at(path);
+            let open = |path: &Path| RootedDir::open_root(path).at(path);
             let mut copier = TreeCopy::new(open(&from)?, open(&to)?);
             let copied = copier.all();
             copied.at(self.base_path.join(&copier.current))?;
@@ -212,14 +207,14 @@ impl Store {
     /// Removes copies that were not committed.
     pub(super) fn unstage(&self, layers: &[u64]) {
         for layer in layers {
-            self.move_to_trash(&self.home_layer_path(*layer), "staged");
+            self.move_to_trash(&self.base_store_layer_path(*layer), "staged");
         }
         if !layers.is_empty() {
             self.empty_trash();
         }
     }
 
-    /// Makes all of the store durable.
+    /// Makes the whole store durable.
     pub(super) fn sync_store(&self) -> Result<(), Error> {
         let path = &self.store_path;
         let opened = no_follow::open_directory(path).at(path)?;
@@ -235,14 +230,14 @@ impl Store {
         }
     }
 
-    /// Ends what a committed branch's layers still have outside of the base. Can be repeated.
+    /// Ends the use of a committed branch's layers outside the base. Can be repeated.
     pub(super) fn release_layers(&self, decided: &LoggedTransaction) -> Result<(), Error> {
         let header = &decided.header;
         if let Some(kept) = &header.rest {
             self.unlink_rest(decided, kept)?;
         }
         self.unlink_kept(&header.layers)?;
-        if self.is_elsewhere() && matches!(header.kind, Kind::Commit { .. }) {
+        if self.is_external() && matches!(header.kind, Kind::Commit { .. }) {
             // The base has got copies.
             header
                 .layers
@@ -252,7 +247,8 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the names in the old layers of what the rest is made of, and of what the base has got under another name.
+    /// Removes the names in the old layers of the objects in the rest, and of objects that the base has under another
+    /// name.
     fn unlink_rest(&self, decided: &LoggedTransaction, kept: &Kept) -> Result<(), Error> {
         let mut linked = HashSet::new();
         visit(&self.layer_path(kept.layer).join("upper"), &mut |_, _, stat| {
@@ -263,10 +259,10 @@ impl Store {
         })?;
         let split: HashSet<u64> = kept.split.iter().copied().collect();
         let layers = || decided.header.layers.iter();
-        let committed = layers().map(|layer| self.home_layer_path(*layer).join("upper"));
-        let aside = decided.set_aside().map(|place| self.home_path.join(place));
+        let committed = layers().map(|layer| self.base_store_layer_path(*layer).join("upper"));
+        let aside = decided.set_aside().map(|place| self.base_store_path.join(place));
         let committed: Vec<PathBuf> = committed.chain(aside).collect();
-        if !self.is_elsewhere() {
+        if !self.is_external() {
             return unlink_all(&committed, &linked.union(&split).copied().collect());
         }
         let own: Vec<PathBuf> =
@@ -275,29 +271,29 @@ impl Store {
         unlink_all(&committed, &split)
     }
 
-    /// Makes the layer `id` the veil over a transaction that has been carried out. What a crash left of it goes first.
+    /// Builds the snapshot layer `id` of an applied transaction. Removes first what a crash left of it.
     pub(super) fn build_snapshot_layer(
         &self,
         disk: &TransactionRoots,
         decided: &LoggedTransaction,
         id: u64,
-    ) -> Result<Veil, Error> {
-        let path = self.home_layer_path(id);
+    ) -> Result<SnapshotLayer, Error> {
+        let path = self.base_store_layer_path(id);
         remove_path(&path).at(&path)?;
         for directory in ["", "upper"] {
             self.make_directory(&path.join(directory))?;
         }
         let layer = Layer::open_snapshot(LayerId(id), &path, self.namespace)?;
-        let woven = transaction::build_snapshot_layer(disk, decided, &layer)?;
+        let changed_paths = transaction::build_snapshot_layer(disk, decided, &layer)?;
         let changes = path.join("changes");
         let text = serde_json::to_vec(&decided.changes)
             .map_err(|error| Error::Corrupt(error.to_string()))?;
         write_private(&changes, &text)?;
-        give(&changes, self.owner)?;
-        Ok((Arc::new(layer), Arc::new(woven)))
+        chown_to(&changes, self.owner)?;
+        Ok((Arc::new(layer), Arc::new(changed_paths)))
     }
 
-    /// The same for the records alone, after a crash.
+    /// Updates only the records, after a crash.
     pub(super) fn restack_records(
         &self,
         records: &mut BTreeMap<BranchId, Record>,
@@ -305,53 +301,51 @@ impl Store {
         decided: &LoggedTransaction,
     ) -> Result<(), Error> {
         let header = &decided.header;
-        if let Some(veil) = header.veil {
-            self.build_snapshot_layer(disk, decided, veil)?;
-            for id in &header.observers {
-                if let Some(record) = records.get_mut(id).filter(|one| !one.below.contains(&veil)) {
-                    record.below.push(veil);
+        if let Some(snapshot_layer) = header.snapshot_layer {
+            self.build_snapshot_layer(disk, decided, snapshot_layer)?;
+            for id in &header.readers {
+                if let Some(record) =
+                    records.get_mut(id).filter(|one| !one.lower_layers.contains(&snapshot_layer))
+                {
+                    record.lower_layers.push(snapshot_layer);
                 }
             }
         }
-        for id in &header.unveiled {
+        for id in &header.resumed {
             if let Some(record) = records.get_mut(id) {
-                record.below.retain(|layer| Some(*layer) != header.lifted);
+                record.lower_layers.retain(|layer| Some(*layer) != header.dropped_snapshot);
             }
         }
         Ok(())
     }
 
-    /// A veil that nobody looks through any more goes at once: it shares objects with the base, whose count of links is
-    /// right only then.
-    pub(super) fn drop_lifted_snapshot(
-        &self,
-        branches: &Branches,
-        header: &Header,
-    ) -> Result<(), Error> {
-        let Some(lifted) = header.lifted else { return Ok(()) };
-        if branches.values().any(|branch| branch.record.below.contains(&lifted)) {
+    /// Removes a snapshot layer at once when no branch needs it any more: it shares objects with the base, whose link
+    /// counts are right only then.
+    pub(super) fn drop_snapshot(&self, branches: &Branches, header: &Header) -> Result<(), Error> {
+        let Some(dropped_snapshot) = header.dropped_snapshot else { return Ok(()) };
+        if branches.values().any(|branch| branch.record.lower_layers.contains(&dropped_snapshot)) {
             return Ok(());
         }
-        let path = self.home_layer_path(lifted);
+        let path = self.base_store_layer_path(dropped_snapshot);
         remove_path(&path).at(&path)
     }
 
-    /// The veils in a branch's stack, top first: directories in the store.
+    /// The snapshot layers in a branch's stack, top first: directories in the store.
     pub(super) fn snapshot_layers_of(&self, record: &Record) -> Vec<PathBuf> {
         let is_veil = |layer: &&u64| {
-            no_follow::exists(&self.home_layer_path(**layer).join("changes")).unwrap_or(false)
+            no_follow::exists(&self.base_store_layer_path(**layer).join("changes")).unwrap_or(false)
         };
         let upper = |layer: &u64| Path::new("layers").join(layer.to_string()).join("upper");
-        record.below.iter().filter(is_veil).map(upper).collect()
+        record.lower_layers.iter().filter(is_veil).map(upper).collect()
     }
 
-    /// What others committed to main since a branch was forked.
-    pub(super) fn theirs(&self, record: &Record) -> Result<CommittedChanges, Error> {
+    /// The changes that were committed to main since a branch was forked.
+    pub(super) fn committed_changes_of(&self, record: &Record) -> Result<CommittedChanges, Error> {
         let mut theirs = CommittedChanges::default();
-        for layer in &record.below {
-            let path = self.home_layer_path(*layer).join("changes");
+        for layer in &record.lower_layers {
+            let path = self.base_store_layer_path(*layer).join("changes");
             let text = match no_follow::read(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no veil
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // not a snapshot layer
                 other => other.at(&path)?,
             };
             let changes: Vec<Change> = serde_json::from_slice(&text)
@@ -361,7 +355,7 @@ impl Store {
         Ok(theirs)
     }
 
-    /// What a branch read of its snapshot.
+    /// The read set of a branch.
     pub(super) fn reads(&self, record: &Record) -> Result<Vec<(PathBuf, Read)>, Error> {
         let mut reads = Vec::new();
         for layer in &record.layers {
@@ -381,7 +375,7 @@ impl Store {
         self.store_path.join("layers").join(layer.to_string())
     }
 
-    /// Writes records as they are from now on. They are durable when this returns.
+    /// Writes branch records to the log and syncs it.
     pub(super) fn write_records<'r>(
         &self,
         records: impl IntoIterator<Item = &'r Record>,
@@ -392,7 +386,7 @@ impl Store {
 
     pub(super) fn make_directory(&self, path: &Path) -> Result<(), Error> {
         no_follow::make_directory(path).at(path)?;
-        give(path, self.owner)
+        chown_to(path, self.owner)
     }
 
     /// Marks the end of a mount in the lock file.
@@ -407,7 +401,7 @@ impl Store {
             names => names.at(root).map(|names| !names.is_empty()),
         };
         self.records.clear()?;
-        // What was saved of a damaged branch, logs that are wanted after their branches.
+        // Layers of damaged branches, and logs that are kept after their branches.
         if keeps(&self.store_path, "lost")?
             || no_follow::exists(&self.store_path.join("logs/kept")).unwrap_or(true)
         {
@@ -415,18 +409,18 @@ impl Store {
         }
         let keep = TimesGuard::of(&self.base_path)?;
         let wait = store_directory::TRASH_WAIT_MAX;
-        if self.is_elsewhere() {
+        if self.is_external() {
             if !store_directory::remove_in_time(&self.store_path, wait)? {
                 return Ok(());
             }
-            let link = self.home_path.join("store");
+            let link = self.base_store_path.join("store");
             no_follow::remove_file(&link).at(&link)?;
         }
         // A transaction to be recovered at the next start, or a commit that can be undone.
-        if keeps(&self.home_path, "journal")? || keeps(&self.home_path, "history")? {
+        if keeps(&self.base_store_path, "journal")? || keeps(&self.base_store_path, "history")? {
             return Ok(());
         }
-        store_directory::remove_in_time(&self.home_path, wait)?;
+        store_directory::remove_in_time(&self.base_store_path, wait)?;
         keep.restore()
     }
 }

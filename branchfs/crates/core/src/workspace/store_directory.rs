@@ -1,4 +1,4 @@
-//! The store's directory: made, locked, and given to the base's owner.
+//! The store's directory: created, locked, and given to the base's owner.
 
 use std::fs;
 use std::io;
@@ -17,18 +17,18 @@ use crate::error::{Context, Error};
 use crate::mount_table;
 use crate::no_follow;
 use crate::overlay::Namespace;
-use crate::rooted_dir::{Tree, remove_path};
+use crate::rooted_dir::{RootedDir, remove_path};
 use crate::view::HIDDEN;
 
 /// Version of the store's format.
 pub const FORMAT: &str = "branchfs 2\n";
 
 /// Changes the owner of a path of the store to that of the base, who can then remove it.
-pub(super) fn give(path: &Path, owner: (u32, u32)) -> Result<(), Error> {
-    no_follow::give(path, owner).at(path)
+pub(super) fn chown_to(path: &Path, owner: (u32, u32)) -> Result<(), Error> {
+    no_follow::chown(path, owner).at(path)
 }
 
-/// Says why a directory cannot be given to the base's owner, where that is for want of the group.
+/// Explains why a directory cannot be given to the base's owner, if the group is the reason.
 fn foreign_group(path: &Path, (uid, gid): (u32, u32), error: Error) -> Error {
     let is_refused =
         matches!(&error, Error::Io { source, .. } if source.raw_os_error() == Some(libc::EPERM));
@@ -43,7 +43,7 @@ fn foreign_group(path: &Path, (uid, gid): (u32, u32), error: Error) -> Error {
     ))
 }
 
-/// What is left of a file that was not synced when the power went: file systems put zeros in place of the rest.
+/// Removes trailing zeros, which file systems put in place of data that was not synced before a power failure.
 pub fn trim_trailing_zeros(content: &[u8]) -> &[u8] {
     let end = content.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     &content[..end]
@@ -59,7 +59,7 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         match no_follow::make_directory(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other.at(path).and_then(|()| {
-                give(path, owner).map_err(|error| foreign_group(path, owner, error))
+                chown_to(path, owner).map_err(|error| foreign_group(path, owner, error))
             })?,
         }
         let directory = no_follow::open_directory(path).at(path)?;
@@ -92,20 +92,20 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
             let path = store.join(name);
             write_private(&path, content.as_bytes())?;
-            give(&path, owner)?;
+            chown_to(&path, owner)?;
         }
     }
     ["branches", "layers", "journal", "history", "trash"]
         .iter()
         .try_for_each(|name| make(&store.join(name)))?;
-    spread(&store.join("layers"));
+    set_topdir_flag(&store.join("layers"));
     Ok(())
 }
 
 /// Makes ext4 spread layers over the disk (the flag `TOPDIR`). ext4 skips recently deleted inodes, so after the deletion of
 /// thousands of files in one block group, the few inodes of a new layer there take milliseconds. Other file systems ignore
 /// this.
-fn spread(layers: &Path) {
+fn set_topdir_flag(layers: &Path) {
     use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
     let Ok(directory) = no_follow::open_directory(layers) else { return };
     if let Ok(flags) = ioctl_getflags(&directory) {
@@ -113,15 +113,15 @@ fn spread(layers: &Path) {
     }
 }
 
-/// Which attributes carry the marks of this store's layers: those of its first mount, for a later one with other rights
-/// would not see them. `possible` is what this mount can write.
+/// The xattr namespace of this store's layers: that of its first mount, because a later one with other rights would not
+/// see the attributes. `possible` is the one that this mount can write.
 pub(super) fn choose_xattr_namespace(
     store: &Path,
     possible: Namespace,
     owner: (u32, u32),
 ) -> Result<Namespace, Error> {
     let path = store.join("marks");
-    // A symbolic link's target is there whole or not at all, also after a loss of power.
+    // The target of a symbolic link is complete or missing, also after a power failure.
     let namespace = match fs::read_link(&path) {
         Ok(word) if word.as_os_str() == Namespace::User.word() => Namespace::User,
         Ok(word)
@@ -138,7 +138,7 @@ pub(super) fn choose_xattr_namespace(
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let made = std::os::unix::fs::symlink(possible.word(), &path).at(&path);
-            match made.and_then(|()| give(&path, owner)) {
+            match made.and_then(|()| chown_to(&path, owner)) {
                 Err(Error::Io { source, .. }) if super::probe::is_full(&source) => {} // a later mount has room
                 other => other?,
             }
@@ -146,17 +146,17 @@ pub(super) fn choose_xattr_namespace(
         }
         Err(error) => return Err(error).at(&path),
     };
-    namespace.settle();
+    namespace.set_for_process();
     Ok(namespace)
 }
 
-/// The file whose lock a mount holds.
+/// The file that a mount locks.
 const LOCK: &str = "lock";
 
 /// The files of the daemon's log, newest first.
 pub const LOG_FILES: [&str; 2] = ["branchfs.log", "branchfs.log.1"];
 
-/// What a store may have in it.
+/// The names that may exist in a store.
 const NAMES: [&str; 22] = [
     ".gitignore",
     "agents",
@@ -207,7 +207,7 @@ pub(super) const TRASH_WAIT_MAX: Duration = Duration::from_secs(5);
 pub(super) fn remove_in_time(store: &Path, wait: Duration) -> Result<bool, Error> {
     let deadline = Instant::now() + wait;
     let in_time = || if Instant::now() < deadline { Ok(()) } else { Err(Errno::TIMEDOUT) };
-    if let Ok(trash) = Tree::open_root(&store.join("trash")) {
+    if let Ok(trash) = RootedDir::open_root(&store.join("trash")) {
         for entry in trash.list(Path::new("")).at(store)? {
             // Any other error is met, and reported, by the removal of the whole.
             if trash.remove_in_steps(Path::new(&entry.name), &in_time) == Err(Errno::TIMEDOUT) {
@@ -289,7 +289,7 @@ pub fn store_at(path: &Path) -> Result<PathBuf, Error> {
     Err(Error::Usage(format!("there is no store at {}", path.display())))
 }
 
-/// The store that the home of a base names, where it is elsewhere.
+/// The external store that the base's part of the store names.
 pub(super) fn named_in(home: &Path) -> Result<Option<PathBuf>, Error> {
     let link = home.join("store");
     match fs::read_link(&link) {
@@ -405,7 +405,7 @@ pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
     let path = store.join(LOCK);
     let file = no_follow::open_file(&path, OFlags::RDWR | OFlags::CREATE).at(&path)?;
     let owner = no_follow::open_directory(store).and_then(|store| store.metadata()).at(store)?;
-    give(&path, (owner.uid(), owner.gid()))?;
+    chown_to(&path, (owner.uid(), owner.gid()))?;
     if try_lock(&file, store, waits)? {
         return Ok(Lock(file));
     }
@@ -507,7 +507,7 @@ pub fn is_interrupted(base: &Path, store: Option<&Path>) -> Result<bool, Error> 
 }
 
 /// Removes a store that was made a moment ago, unless another mount has begun to use it.
-pub(super) fn discard(store: &Path) -> Result<(), Error> {
+pub(super) fn remove_new_store(store: &Path) -> Result<(), Error> {
     let lock = lock_store(store, true)?;
     if lock.is_of(store)? { remove(store) } else { Ok(()) }
 }
@@ -518,17 +518,17 @@ const IN_USE: &str = "in use\n";
 /// The first line where a daemon had ended in order before a process recovered without a mount.
 const RECOVERED: &str = "recovered\n";
 
-/// What the lock's content says of the time before.
+/// The information that the lock file has about earlier mounts.
 #[derive(Default)]
 pub(super) struct Before {
-    /// The last daemon did not end in order.
+    /// The last daemon did not shut down cleanly.
     pub(super) was_in_use: bool,
     /// What processes that recovered without a mount have done since, for the next mount to report.
     pub(super) recovered: Vec<String>,
 }
 
 pub(super) fn state_before(mut lock: &fs::File) -> Before {
-    /// The base's owner may have written anything there.
+    /// The base's owner may have written anything into the file.
     const BYTES_MAX: u64 = 64 << 10;
     let mut content = Vec::new();
     if io::Read::read_to_end(&mut io::Read::take(&mut lock, BYTES_MAX), &mut content).is_err() {

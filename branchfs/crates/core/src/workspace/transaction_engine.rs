@@ -14,17 +14,17 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockWriteGuard};
 
 use super::branch_log::Line;
-use super::branch_table::{BranchTable, Branches, below, names_of};
+use super::branch_table::{BranchTable, Branches, descendants, names_of};
 use super::partial_commit::{Continued, Remainder};
-use super::store::{Store, Veil};
-use super::store_directory::{give, write_private};
+use super::store::{SnapshotLayer, Store};
+use super::store_directory::{chown_to, write_private};
 use super::{Branch, BranchId, Committed, Forgotten, HISTORY_BYTES_MAX, MAIN_BRANCH, Policy};
 use crate::descriptors::admit_transaction;
 use crate::error::{Context, Error};
 use crate::fail_stop::FailStop;
 use crate::injected_panics::panic_if_listed;
 use crate::no_follow;
-use crate::rooted_dir::Tree;
+use crate::rooted_dir::RootedDir;
 use crate::transaction::{
     self, EntryHeader, Header, Kind, LoggedTransaction, OwnCtimeChanges, Plan, Prepared,
     TransactionRoots,
@@ -35,10 +35,10 @@ const PRUNED: &str = "pruned";
 
 /// Journal and history of main.
 pub(super) struct TransactionEngine {
-    /// Held through each transaction. The background takes it too, to delete what shares objects with the base
-    /// ([`super::own_changes`]).
-    turn: Arc<Mutex<()>>,
-    /// A transaction that was applied and is not complete; locked with `turn` held.
+    /// Held through each transaction. The background thread takes it, too, to delete objects that are shared with the
+    /// base ([`super::own_changes`]).
+    transaction_lock: Arc<Mutex<()>>,
+    /// A transaction that was applied and is not complete; locked with `transaction_lock` held.
     pending: Mutex<Option<LoggedTransaction>>,
     /// Says whether transactions are accepted.
     pub(super) fail_stop: Arc<FailStop>,
@@ -60,57 +60,67 @@ pub(super) struct Applied<'e> {
     gate: RwLockWriteGuard<'e, ()>,
     decided: LoggedTransaction,
     /// The snapshot layer through which siblings see the earlier base.
-    veil: Option<Veil>,
+    snapshot_layer: Option<SnapshotLayer>,
 }
 
-/// What a transaction on main means to the branches that are open.
+/// The effect of a transaction on main on the live branches.
 #[derive(Debug, Default)]
 pub(super) struct AffectedBranches {
     /// They are stale with it.
     pub(super) stale: Vec<BranchId>,
-    /// They get a veil.
-    pub(super) observers: Vec<BranchId>,
-    /// They lose the veil `lifted`.
-    pub(super) unveiled: Vec<BranchId>,
-    pub(super) lifted: Option<u64>,
+    /// Branches that get a snapshot layer.
+    pub(super) readers: Vec<BranchId>,
+    /// Branches that lose the snapshot layer `dropped_snapshot`.
+    pub(super) resumed: Vec<BranchId>,
+    pub(super) dropped_snapshot: Option<u64>,
 }
 
-/// Who looks at main, but for the branch `but`; `lifted` is the veil of the transaction that is taken back.
+/// The live branches that a transaction on main affects, except `but`. `lifted` is the snapshot layer of the
+/// transaction that is undone.
 pub(super) fn affected_branches(
     branches: &Branches,
     policy: Policy,
     but: Option<BranchId>,
-    lifted: Option<u64>,
+    dropped_snapshot: Option<u64>,
 ) -> AffectedBranches {
-    let mut live = below(branches, MAIN_BRANCH);
+    let mut live = descendants(branches, MAIN_BRANCH);
     live.retain(|id| Some(*id) != but);
     if policy == Policy::FirstWinner {
         return AffectedBranches { stale: live, ..AffectedBranches::default() };
     }
-    let knows =
-        |id: &BranchId| lifted.is_some() && branches[id].record.below.last().copied() == lifted;
-    let (unveiled, observers) = live.into_iter().partition(knows);
-    AffectedBranches { stale: Vec::new(), observers, unveiled, lifted }
+    let knows = |id: &BranchId| {
+        dropped_snapshot.is_some()
+            && branches[id].record.lower_layers.last().copied() == dropped_snapshot
+    };
+    let (resumed, readers) = live.into_iter().partition(knows);
+    AffectedBranches { stale: Vec::new(), readers, resumed, dropped_snapshot }
 }
 
 impl TransactionEngine {
     pub(super) fn new(
         table: Arc<BranchTable>,
-        turn: Arc<Mutex<()>>,
+        transaction_lock: Arc<Mutex<()>>,
         roots: (OwnedFd, OwnedFd),
     ) -> Self {
         let (fail_stop, store) = (Arc::clone(&table.mount.fail_stop), Arc::clone(&table.store));
-        Self { turn, pending: Mutex::default(), fail_stop, disk_roots: roots, table, store }
+        Self {
+            transaction_lock,
+            pending: Mutex::default(),
+            fail_stop,
+            disk_roots: roots,
+            table,
+            store,
+        }
     }
 
-    /// Waits until no other transaction is under way; none begins while the guard lives.
-    pub(super) fn take_turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner) // it guards nothing that could be half-done
+    /// Waits until no other transaction is running; none begins while the guard lives.
+    pub(super) fn lock_transactions(&self) -> MutexGuard<'_, ()> {
+        self.transaction_lock.lock().unwrap_or_else(PoisonError::into_inner) // it guards nothing that could be half-done
     }
 
     /// Adds an applied transaction to the history. Undone commits are removed first, because a new commit ends their redo;
     /// then entries above the limits, which are returned. `oldest` is the fork time of the oldest live branch.
-    pub(super) fn keep(
+    pub(super) fn add_to_history(
         &self,
         disk: &TransactionRoots,
         decided: &LoggedTransaction,
@@ -123,7 +133,7 @@ impl TransactionEngine {
                 transaction::outline(disk)?.into_iter().partition(|past| past.undone.is_some());
             undone.reverse(); // the last one first: where this stops half-way, the rest is still a stack
             let oldest = oldest.map_or(header.decided, |oldest| oldest.min(header.decided));
-            self.forget(&undone, &kept, Some(oldest))?;
+            self.drop_from_history(&undone, &kept, Some(oldest))?;
         }
         decided.finish(disk, &self.store.trash_name("tx", header.transaction))?;
         if !is_commit {
@@ -146,7 +156,7 @@ impl TransactionEngine {
         let mut gone = transaction::outline(disk)?;
         let sizes: Vec<u64> = gone.iter().map(|past| past.header.displaced_bytes).collect();
         let kept = gone.split_off(self.count_over_limits(&sizes));
-        self.forget(&gone, &kept, oldest)?;
+        self.drop_from_history(&gone, &kept, oldest)?;
         Ok(forgotten(gone.iter().filter(|past| past.header.transaction != newest)))
     }
 
@@ -175,25 +185,27 @@ impl TransactionEngine {
     }
 
     /// Moves commits out of the history; `kept` are those that stay.
-    pub(super) fn forget(
+    pub(super) fn drop_from_history(
         &self,
         gone: &[EntryHeader],
         kept: &[EntryHeader],
         oldest_fork: Option<i64>,
     ) -> Result<(), Error> {
-        self.store.ctime_log.remember(gone, kept, oldest_fork)?;
+        self.store.ctime_log.record_forgotten(gone, kept, oldest_fork)?;
         let done = gone.iter().filter(|past| past.undone.is_none());
         if let Some(newest) = done.map(|past| past.header.transaction).max() {
-            let path = self.store.home_path.join(PRUNED);
+            let path = self.store.base_store_path.join(PRUNED);
             let draft = path.with_extension("new");
             write_private(&draft, format!("{newest}\n").as_bytes())?;
-            give(&draft, self.store.owner)?;
+            chown_to(&draft, self.store.owner)?;
             no_follow::rename(&draft, &path).at(&path)?;
         }
         for past in gone {
-            let from = self.store.home_path.join(&past.directory);
-            let to =
-                self.store.home_path.join(self.store.trash_name("past", past.header.transaction));
+            let from = self.store.base_store_path.join(&past.directory);
+            let to = self
+                .store
+                .base_store_path
+                .join(self.store.trash_name("past", past.header.transaction));
             no_follow::rename(&from, &to).at(&from)?;
         }
         Ok(())
@@ -201,25 +213,25 @@ impl TransactionEngine {
 
     /// The number of the newest commit that was removed from the history and not undone before; 0 if there is none.
     pub(super) fn newest_pruned(&self) -> Result<u64, Error> {
-        let path = self.store.home_path.join(PRUNED);
+        let path = self.store.base_store_path.join(PRUNED);
         match no_follow::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
             content => Ok(String::from_utf8_lossy(&content.at(&path)?).trim().parse().unwrap_or(0)),
         }
     }
 
-    pub(super) fn traces(&self, disk: &TransactionRoots) -> Result<OwnCtimeChanges, Error> {
+    pub(super) fn own_changes(&self, disk: &TransactionRoots) -> Result<OwnCtimeChanges, Error> {
         with_history(disk, self.store.ctime_log.noted()?)
     }
 
-    /// What explains ctimes to the rebase of a branch. For a stale one only the transactions that the history still has:
-    /// of those that it dropped nobody knows what they changed, so that a ctime is all there is to tell by.
+    /// The own changes of ctimes, for the rebase of a branch. For a stale branch only those of transactions that are
+    /// still in the history: the paths that dropped transactions changed are unknown, and only ctimes are left.
     pub(super) fn traces_since(&self, branch: &Branch) -> Result<OwnCtimeChanges, Error> {
-        let mut traces = self.store.ctime_log.noted()?;
+        let mut own_changes = self.store.ctime_log.noted()?;
         if branch.record.is_stale {
-            traces.drop_transactions();
+            own_changes.drop_transactions();
         }
-        with_history(&self.disk()?, traces)
+        with_history(&self.disk()?, own_changes)
     }
 
     /// Waits for a running transaction, and completes the last one if its last part failed. No other transaction starts
@@ -228,7 +240,7 @@ impl TransactionEngine {
     /// # Errors
     /// `Stopped`; `Unsupported` if the daemon cannot open the files that a transaction needs.
     pub(super) fn begin_transaction(&self) -> Result<MutexGuard<'_, ()>, Error> {
-        let turn = self.take_turn();
+        let transaction_lock = self.lock_transactions();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(decided) = pending.take() {
             let completed = self.disk().and_then(|disk| self.complete(&disk, &decided));
@@ -239,11 +251,11 @@ impl TransactionEngine {
         }
         self.fail_stop.check()?;
         admit_transaction()?;
-        Ok(turn)
+        Ok(transaction_lock)
     }
 
-    /// As [`Self::begin_transaction`], for a change of the store that does not exclude transactions. Whoever then locks
-    /// the table checks once more.
+    /// As [`Self::begin_transaction`], for a change of the store that does not exclude transactions. The caller checks
+    /// once more after it has locked the table.
     ///
     /// # Errors
     /// `Stopped`.
@@ -293,7 +305,7 @@ impl TransactionEngine {
         panic_if_listed("transaction-locked");
         let header = address(&branches).inspect_err(|_| self.store.drop_journal(number))?;
         // What fails here may have left a plan that the next mount would carry out.
-        let decided = prepared.decide(disk, header).map_err(|error| {
+        let decided = prepared.log(disk, header).map_err(|error| {
             let discarded =
                 transaction::discard(disk, number, &self.store.trash_name("failed", number));
             self.after_rollback(error, discarded)
@@ -302,25 +314,25 @@ impl TransactionEngine {
         Ok(Logged { branches, decided })
     }
 
-    /// Carries out a logged transaction under the gate. An error rolls its steps back.
+    /// Applies a logged transaction under the gate. An error rolls its steps back.
     ///
     /// # Errors
-    /// `InDoubt`, with which transactions are stopped. After any other error main is as before.
+    /// `InDoubt`, which also stops transactions. After any other error main is as before.
     pub(super) fn apply<'e>(
         &'e self,
         disk: &TransactionRoots,
         Logged { branches, decided }: Logged<'e>,
     ) -> Result<Applied<'e>, Error> {
         let gate = self.table.mount.block_requests();
-        match self.carry_out(disk, &decided) {
-            Ok(veil) => Ok(Applied { branches, gate, decided, veil }),
+        match self.apply_steps(disk, &decided) {
+            Ok(snapshot_layer) => Ok(Applied { branches, gate, decided, snapshot_layer }),
             Err(error) => {
                 drop(gate);
                 if !error.is_as_before() {
                     self.fail_stop.trip(error.to_string());
                     return Err(error);
                 }
-                // Without the note a later undo may be refused that need not be.
+                // Without this record a later undo may be refused without need.
                 let _ = self.store.ctime_log.record_rollback(disk, &decided);
                 let trash = self.store.trash_name("failed", decided.header.transaction);
                 let discarded = decided.discard(disk, &trash);
@@ -329,8 +341,8 @@ impl TransactionEngine {
         }
     }
 
-    /// The error of a transaction that was rolled back after `failed`, and whose journal entry was `discarded` or not. The
-    /// next mount would act on an entry that stays.
+    /// The error of a transaction that was rolled back after `failed`, and whose journal entry was `discarded` or not.
+    /// The next mount would act on an entry that is left.
     fn after_rollback(&self, failed: Error, discarded: Result<(), Error>) -> Error {
         match discarded {
             Ok(()) => {
@@ -366,7 +378,7 @@ impl TransactionEngine {
         applied: Applied<'_>,
         rest: Option<Remainder>,
     ) -> Result<Committed, Error> {
-        let Applied { mut branches, gate, decided, veil } = applied;
+        let Applied { mut branches, gate, decided, snapshot_layer } = applied;
         let what = match decided.header.kind {
             Kind::Commit { .. } => "committed",
             Kind::Undo { .. } => "undone: the commit of",
@@ -375,12 +387,12 @@ impl TransactionEngine {
         let count = decided.changes.len();
         tracing::info!("{what} {:?}, {count} paths changed", decided.header.name);
         for layer in [&self.store.base, &self.table.main_layer()] {
-            layer.tree.forget_all();
+            layer.tree.invalidate_all();
         }
         let header = decided.header.clone();
         let changes = decided.changes.clone();
         self.table.mark_stale(&mut branches, &header.stale);
-        self.table.veil(&mut branches, &header, veil.as_ref());
+        self.table.insert_snapshot_layer(&mut branches, &header, snapshot_layer.as_ref());
         let mut continued = None;
         if let (Kind::Commit { branch }, Some(rest)) = (header.kind, rest) {
             continued = self.table.continue_with_rest(&mut branches, branch, rest);
@@ -429,12 +441,12 @@ impl TransactionEngine {
         self.store.release_layers(decided)?;
         let branches = self.table.lock();
         let line =
-            |id| branches.get(&id).map_or(Line::Deleted { gone: id }, |one| Line::of(&one.record));
+            |id| branches.get(&id).map_or(Line::Deleted { layer: id }, |one| Line::of(&one.record));
         let committed = match header.kind {
             Kind::Commit { branch } => Some(line(branch)),
             Kind::Undo { .. } | Kind::Redo { .. } => None,
         };
-        let concerned = header.stale.iter().chain(&header.observers).chain(&header.unveiled);
+        let concerned = header.stale.iter().chain(&header.readers).chain(&header.resumed);
         let concerned = concerned.filter_map(|id| branches.get(id));
         let lines = committed.into_iter().chain(concerned.map(|branch| Line::of(&branch.record)));
         self.store.records.append(&lines.collect::<Vec<_>>())?;
@@ -442,47 +454,47 @@ impl TransactionEngine {
         drop(branches);
         // Together with the base, where they are on one file system. The journal entry stays until then.
         LoggedTransaction::sync(disk)?;
-        if self.store.is_elsewhere() {
+        if self.store.is_external() {
             self.store.records.sync()?;
         }
         panic_if_listed("transaction-synced");
-        self.store.drop_lifted_snapshot(&self.table.lock(), header)?;
-        let forgotten = self.keep(disk, decided, self.table.oldest_fork())?;
+        self.store.drop_snapshot(&self.table.lock(), header)?;
+        let forgotten = self.add_to_history(disk, decided, self.table.oldest_fork())?;
         panic_if_listed("transaction-kept");
         Ok(forgotten)
     }
 
-    /// Under the gate: the steps, and the veil over them. When either fails, all is taken back.
-    fn carry_out(
+    /// Under the gate: executes the steps and builds the snapshot layer. An error rolls all of it back.
+    fn apply_steps(
         &self,
         disk: &TransactionRoots,
         decided: &LoggedTransaction,
-    ) -> Result<Option<Veil>, Error> {
+    ) -> Result<Option<SnapshotLayer>, Error> {
         decided.apply(disk)?;
         panic_if_listed("transaction-applied");
-        let Some(id) = decided.header.veil else { return Ok(None) };
+        let Some(id) = decided.header.snapshot_layer else { return Ok(None) };
         self.store.build_snapshot_layer(disk, decided, id).map(Some).map_err(|error| {
-            self.store.move_to_trash(&self.store.home_layer_path(id), "veil");
+            self.store.move_to_trash(&self.store.base_store_layer_path(id), "veil");
             decided.rollback_all(disk, error)
         })
     }
 
     /// Enters the audience into a transaction's header.
-    pub(super) fn address(&self, header: Header, audience: AffectedBranches) -> Header {
-        let veil = (!audience.observers.is_empty()).then(|| self.store.next_number());
+    pub(super) fn set_affected(&self, header: Header, affected: AffectedBranches) -> Header {
+        let snapshot_layer = (!affected.readers.is_empty()).then(|| self.store.next_number());
         Header {
-            stale: audience.stale,
-            observers: audience.observers,
-            veil,
-            lifted: audience.lifted.filter(|_| !audience.unveiled.is_empty()),
-            unveiled: audience.unveiled,
+            stale: affected.stale,
+            readers: affected.readers,
+            snapshot_layer,
+            dropped_snapshot: affected.dropped_snapshot.filter(|_| !affected.resumed.is_empty()),
+            resumed: affected.resumed,
             ..header
         }
     }
 
     pub(super) fn disk(&self) -> Result<TransactionRoots, Error> {
         let duplicate =
-            |root: &OwnedFd| rustix::io::dup(root).map(Tree::new).at(&self.store.base_path);
+            |root: &OwnedFd| rustix::io::dup(root).map(RootedDir::new).at(&self.store.base_path);
         Ok(TransactionRoots {
             base: duplicate(&self.disk_roots.0)?,
             store: duplicate(&self.disk_roots.1)?,
@@ -493,12 +505,12 @@ impl TransactionEngine {
 /// Adds the transactions that the history has.
 fn with_history(
     disk: &TransactionRoots,
-    mut traces: OwnCtimeChanges,
+    mut own_changes: OwnCtimeChanges,
 ) -> Result<OwnCtimeChanges, Error> {
     for past in transaction::outline(disk)? {
-        [Some(past.done), past.undone].into_iter().flatten().for_each(|one| traces.add(one));
+        [Some(past.done), past.undone].into_iter().flatten().for_each(|one| own_changes.add(one));
     }
-    Ok(traces)
+    Ok(own_changes)
 }
 
 fn forgotten<'o>(gone: impl Iterator<Item = &'o EntryHeader>) -> Vec<Forgotten> {

@@ -18,7 +18,7 @@ const DIGITS: &[u8; 85] =
 /// Bytes that a line stands for at most.
 const LINE_BYTES: usize = 52;
 
-/// Writes the hunk that makes `side`, whose content is `blob`.
+/// Writes the hunk that creates `side`, whose content is `blob`.
 pub(super) fn write(
     side: Option<&Side>,
     blob: &Blob,

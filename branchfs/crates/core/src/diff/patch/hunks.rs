@@ -12,7 +12,7 @@ use imara_diff::{Algorithm, Diff, InternedInput};
 /// Unchanged lines shown around a change.
 const CONTEXT_LINES: u32 = 3;
 
-/// How many lines are new, and how many gone.
+/// The numbers of added and removed lines.
 pub(super) fn count(before: &[u8], after: &[u8]) -> (usize, usize) {
     let input = InternedInput::new(byte_lines(before), byte_lines(after));
     let diff = Diff::compute(Algorithm::Histogram, &input);

@@ -1,20 +1,20 @@
-//! Whether the base is what the branch saw of it (S8), and can take what the branch did.
+//! Checks for drift: whether the base is as the branch saw it (S8), and whether the commit can be applied to it.
 
 use std::path::Path;
 
 use rustix::fs::{OFlags, Statx, StatxAttributes};
 
-use super::Planner;
+use super::{BranchLayers, Planner};
 use crate::error::{Context, Error};
 use crate::overlay::may_be_whiteout;
 use crate::transaction::step::{Location, TransactionRoots};
 use crate::write_set::{Fingerprint, Precondition};
 
-impl Planner<'_> {
+impl BranchLayers<'_> {
     /// Whether a path of the base was free at the fork, as far as our own transactions may have filled it since.
     pub(super) fn was_missing_at_fork(&self, path: &Path) -> Result<bool, Error> {
-        for veil in &self.request.veils {
-            let place = Location::Store(veil.join(path));
+        for snapshot_layer in &self.request.snapshot_layers {
+            let place = Location::Store(snapshot_layer.join(path));
             if let Some(stat) = self.disk.stat(&place)? {
                 return self.is_whiteout(&place, &stat);
             }
@@ -22,66 +22,8 @@ impl Planner<'_> {
         Ok(false)
     }
 
-    /// Compares what the base has at a place with what the branch saw there.
-    pub(super) fn check(
-        &mut self,
-        existing: &Location,
-        found: Option<&Statx>,
-    ) -> Result<(), Error> {
-        let Location::Base(path) = existing else {
-            return Ok(());
-        };
-        match found {
-            Some(stat) => self.check_present(path, stat)?,
-            None => {
-                if matches!(self.request.seen.get(path), Some(Precondition::Present(_)))
-                    && !self.moved.contains_key(path)
-                {
-                    self.plan.drift.insert(path.clone());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn check_present(&mut self, path: &Path, stat: &Statx) -> Result<(), Error> {
-        refuse_mount_point(path, stat)?;
-        self.refuse_unseen_device(path, stat)?;
-        let found = Fingerprint::of(stat);
-        let traces = &self.request.traces;
-        let is_as_known = |ctime: i64| {
-            let now = Fingerprint { ctime, ..found };
-            let is_ours = traces.covers(ctime, i64::MIN);
-            match self.request.seen.get(path) {
-                Some(Precondition::Present(then)) => {
-                    // A commit and its undo leave an object as it was but for its ctime.
-                    let then = if is_ours { Fingerprint { ctime, ..*then } } else { *then };
-                    then.still(&now)
-                }
-                Some(Precondition::Absent) => false,
-                // Never noted: a directory's times change with its entries, which are compared by themselves.
-                None => now.is_directory() || self.is_of_the_fork(ctime),
-            }
-        };
-        if !traces.same(found.ino, found.ctime).any(is_as_known) {
-            self.plan.drift.insert(path.to_path_buf());
-        }
-        Ok(())
-    }
-
-    /// A directory that goes with one which the branch removed, and that it never noted. Others may have moved it there since
-    /// the fork, with files in it that are older: its own ctime tells.
-    pub(super) fn check_unseen_directory(&mut self, path: &Path, stat: &Statx) {
-        let found = Fingerprint::of(stat);
-        let mut ctimes = self.request.traces.same(found.ino, found.ctime);
-        let is_seen = self.request.seen.contains_key(path);
-        if !is_seen && !ctimes.any(|ctime| self.is_of_the_fork(ctime)) {
-            self.plan.drift.insert(path.to_path_buf());
-        }
-    }
-
-    /// The kernel takes a device 0:0 of the base for a whiteout: nobody in the branch has seen it.
-    fn refuse_unseen_device(&self, path: &Path, stat: &Statx) -> Result<(), Error> {
+    /// Refuses a device 0:0 in the base: the kernel takes it for a whiteout, so the branch has not seen it.
+    pub(super) fn refuse_unseen_device(&self, path: &Path, stat: &Statx) -> Result<(), Error> {
         if !(self.request.by_kernel && may_be_whiteout(stat)) {
             return Ok(());
         }
@@ -99,7 +41,7 @@ impl Planner<'_> {
         place: &Location,
     ) -> Result<(), Error> {
         let Location::Base(_) = place else { return Ok(()) };
-        let marks = self.disk.marks(place)?;
+        let marks = self.disk.private_xattrs(place)?;
         let Some((name, _)) = marks.first() else { return Ok(()) };
         let (path, name) = (path.display(), name.to_string_lossy());
         Err(Error::Unsupported(format!(
@@ -107,13 +49,73 @@ impl Planner<'_> {
         )))
     }
 
-    /// Whether what was last changed at `ctime` is as it was at the fork, but for what our own work did to it.
-    fn is_of_the_fork(&self, ctime: i64) -> bool {
-        ctime <= self.request.forked || self.request.traces.covers(ctime, i64::MIN)
+    /// Whether an object last changed at `ctime` is as it was at the fork, except for our own changes.
+    pub(super) fn is_of_the_fork(&self, ctime: i64) -> bool {
+        ctime <= self.request.forked || self.request.own_changes.contains(ctime, i64::MIN)
     }
 }
 
-/// A branch has what lies under a mount, and nothing can be moved there.
+impl Planner<'_> {
+    /// Compares the object at a location of the base with the branch's precondition.
+    pub(super) fn check(
+        &mut self,
+        existing: &Location,
+        found: Option<&Statx>,
+    ) -> Result<(), Error> {
+        let Location::Base(path) = existing else {
+            return Ok(());
+        };
+        match found {
+            Some(stat) => self.check_present(path, stat)?,
+            None => {
+                if matches!(self.request.preconditions.get(path), Some(Precondition::Present(_)))
+                    && !self.moved.contains_key(path)
+                {
+                    self.plan.drift.insert(path.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_present(&mut self, path: &Path, stat: &Statx) -> Result<(), Error> {
+        refuse_mount_point(path, stat)?;
+        self.layers.refuse_unseen_device(path, stat)?;
+        let found = Fingerprint::of(stat);
+        let own_changes = &self.request.own_changes;
+        let is_as_known = |ctime: i64| {
+            let now = Fingerprint { ctime, ..found };
+            let is_ours = own_changes.contains(ctime, i64::MIN);
+            match self.request.preconditions.get(path) {
+                Some(Precondition::Present(then)) => {
+                    // A commit and its undo leave an object as it was but for its ctime.
+                    let then = if is_ours { Fingerprint { ctime, ..*then } } else { *then };
+                    then.matches(&now)
+                }
+                Some(Precondition::Absent) => false,
+                // No precondition: a directory's times change with its entries, which are compared on their own.
+                None => now.is_directory() || self.layers.is_of_the_fork(ctime),
+            }
+        };
+        if !own_changes.equivalent_ctimes(found.ino, found.ctime).any(is_as_known) {
+            self.plan.drift.insert(path.to_path_buf());
+        }
+        Ok(())
+    }
+
+    /// A directory without a precondition, removed together with its parent. Others may have moved it there since the
+    /// fork, with older files in it: its own ctime shows that.
+    pub(super) fn check_unseen_directory(&mut self, path: &Path, stat: &Statx) {
+        let found = Fingerprint::of(stat);
+        let mut ctimes = self.request.own_changes.equivalent_ctimes(found.ino, found.ctime);
+        let is_seen = self.request.preconditions.contains_key(path);
+        if !is_seen && !ctimes.any(|ctime| self.layers.is_of_the_fork(ctime)) {
+            self.plan.drift.insert(path.to_path_buf());
+        }
+    }
+}
+
+/// Refuses a mount point: the branch shows the directory below the mount, and nothing can be moved there.
 pub(super) fn refuse_mount_point(path: &Path, stat: &Statx) -> Result<(), Error> {
     if !stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
         return Ok(());
@@ -124,7 +126,7 @@ pub(super) fn refuse_mount_point(path: &Path, stat: &Statx) -> Result<(), Error>
     )))
 }
 
-/// Where upper and lower case are one (`chattr +F`), two names of the branch could be one in the base.
+/// Refuses a case-insensitive directory (`chattr +F`): two names of the branch could be one in the base.
 pub(super) fn refuse_folding(disk: &TransactionRoots, existing: &Location) -> Result<(), Error> {
     const CASEFOLD: u32 = 0x4000_0000; // FS_CASEFOLD_FL, linux/fs.h
     let Location::Base(path) = existing else { return Ok(()) };
@@ -138,7 +140,7 @@ pub(super) fn refuse_folding(disk: &TransactionRoots, existing: &Location) -> Re
     }
 }
 
-/// What `rm -r` would leave standing is not taken away with the directory around it: nobody could delete it later.
+/// Refuses an immutable object in a removed directory: the directory could not be deleted later.
 pub(super) fn refuse_immutable(path: &Path, stat: &Statx) -> Result<(), Error> {
     if stat.stx_attributes.intersects(StatxAttributes::IMMUTABLE | StatxAttributes::APPEND) {
         return Err(rustix::io::Errno::PERM).at(path);

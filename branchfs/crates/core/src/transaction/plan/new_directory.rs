@@ -1,44 +1,44 @@
-//! New directories, which come into the base whole.
+//! New directories, which are moved into the base as a whole.
 
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
 
-use super::{Object, Planner, Source, Task};
+use super::{LayerDir, Object, Planner, Task};
 use crate::error::Error;
 use crate::rooted_dir::DirectoryEntry;
 use crate::transaction::step::{Location, Step, XattrValue};
 
-/// What becomes of an entry of a new directory.
-enum Purified {
-    /// It comes along.
+/// How an entry of a new directory is handled.
+enum EntryHandling {
+    /// It is moved along.
     Comes,
-    /// It comes along, with what is in it.
+    /// A directory that is moved along with its entries.
     Directory,
     /// It does not.
     Stays,
-    /// It was moved there from elsewhere: its part in the layer is set aside first.
-    Apart(Source),
+    /// A directory that was moved there from elsewhere: its layer directory is moved aside first.
+    Apart(LayerDir),
 }
 
 impl Planner<'_> {
-    /// A directory that one layer alone has comes into the base with all that is in it.
+    /// Moves a directory that exists in one layer only into the base, with everything in it.
     pub(super) fn put_whole(
         &mut self,
         path: &Path,
-        only: &Source,
+        only: &LayerDir,
         existing: &Location,
         found: Option<&Statx>,
     ) -> Result<(), Error> {
         let Some(stat) = self.disk.stat(&only.now)? else {
             return Ok(());
         };
-        let apart = self.purify(only, path)?;
-        self.strip_marks(&only.now, path, FileType::Directory)?;
+        let apart = self.exclude_whiteouts(only, path)?;
+        self.remove_overlay_xattrs(&only.now, path, FileType::Directory)?;
         self.put(path, only.then.clone(), Object::of(&stat), existing, found)?;
-        if self.is_opaque(&only.now)? {
+        if self.layers.is_opaque(&only.now)? {
             let name = self.request.namespace.opaque().to_owned();
-            self.plan.steps.push(Step::Strip {
+            self.plan.steps.push(Step::RemoveXattr {
                 place: Location::Base(path.to_path_buf()),
                 name,
                 value: XattrValue(b"y".to_vec()),
@@ -50,30 +50,34 @@ impl Planner<'_> {
     }
 
     /// A directory that was moved into a new one.
-    pub(super) fn place_moved(&mut self, path: &Path, source: Source) -> Result<(), Error> {
-        let Some(redirect) = self.redirect(&source.now, path)? else { return Ok(()) };
-        let mut made = self.follow_redirect(source.layer, &redirect)?;
+    pub(super) fn place_moved(&mut self, path: &Path, source: LayerDir) -> Result<(), Error> {
+        let Some(redirect) = self.layers.redirect(&source.now, path)? else { return Ok(()) };
+        let mut made = self.layers.follow_redirect(source.layer, &redirect)?;
         // In a new directory nothing of the base can be in its way.
         let nothing = source.now.clone();
         made.chain.insert(0, source);
         self.place_directory(path, made, &nothing, None)
     }
 
-    /// A new directory goes into the base whole. Finds what must not go with it: whiteouts, and directories that were
-    /// moved into it from elsewhere, whose part here is set aside first (path, part).
-    fn purify(&mut self, source: &Source, path: &Path) -> Result<Vec<(PathBuf, Source)>, Error> {
+    /// Finds the objects that must not be moved with a new directory: whiteouts, and directories that were moved into
+    /// it from elsewhere, whose layer directories are moved aside first (path, layer directory).
+    fn exclude_whiteouts(
+        &mut self,
+        source: &LayerDir,
+        path: &Path,
+    ) -> Result<Vec<(PathBuf, LayerDir)>, Error> {
         let mut apart = Vec::new();
         let mut pending = vec![(source.clone(), path.to_path_buf())];
         while let Some((source, path)) = pending.pop() {
             let mut loses_entries = false;
             for entry in self.disk.list(&source.now)? {
                 let (now, then) = (source.now.join(&entry.name), source.then.join(&entry.name));
-                let inner = Source { now, then, layer: source.layer };
-                match self.purify_entry(&inner, &path.join(&entry.name), &entry)? {
-                    Purified::Comes => {}
-                    Purified::Directory => pending.push((inner, path.join(&entry.name))),
-                    Purified::Stays => loses_entries = true,
-                    Purified::Apart(part) => {
+                let inner = LayerDir { now, then, layer: source.layer };
+                match self.classify_entry(&inner, &path.join(&entry.name), &entry)? {
+                    EntryHandling::Comes => {}
+                    EntryHandling::Directory => pending.push((inner, path.join(&entry.name))),
+                    EntryHandling::Stays => loses_entries = true,
+                    EntryHandling::Apart(part) => {
                         loses_entries = true;
                         apart.push((path.join(&entry.name), part));
                     }
@@ -86,43 +90,43 @@ impl Planner<'_> {
         Ok(apart)
     }
 
-    fn purify_entry(
+    fn classify_entry(
         &mut self,
-        source: &Source,
+        source: &LayerDir,
         path: &Path,
         entry: &DirectoryEntry,
-    ) -> Result<Purified, Error> {
-        let Source { now, then, layer } = source;
+    ) -> Result<EntryHandling, Error> {
+        let LayerDir { now, then, layer } = source;
         let is_directory = entry.kind == FileType::Directory;
         if entry.kind == FileType::CharacterDevice {
             if let Some(stat) = self.disk.stat(now)? {
-                if self.is_whiteout(now, &stat)? {
-                    self.plan.litter.push(now.clone());
-                    return Ok(Purified::Stays);
+                if self.layers.is_whiteout(now, &stat)? {
+                    self.plan.stray_whiteouts.push(now.clone());
+                    return Ok(EntryHandling::Stays);
                 }
             }
         }
-        let is_taken = self.takes_any(path)?;
-        if !is_taken || (is_directory && self.redirect(now, path)?.is_some()) {
-            let Some(stat) = self.disk.stat(now)? else { return Ok(Purified::Comes) };
-            let (from, to, ino) = (then.clone(), self.aside(), stat.stx_ino);
+        let is_taken = self.includes_any(path)?;
+        if !is_taken || (is_directory && self.layers.redirect(now, path)?.is_some()) {
+            let Some(stat) = self.disk.stat(now)? else { return Ok(EntryHandling::Comes) };
+            let (from, to, ino) = (then.clone(), self.temp_location(), stat.stx_ino);
             let step = Step::Rename { from, to: to.clone(), ino, directory: is_directory };
             self.plan.steps.push(step);
-            let part = Source { now: now.clone(), then: to, layer: *layer };
-            return Ok(if is_taken { Purified::Apart(part) } else { Purified::Stays });
+            let part = LayerDir { now: now.clone(), then: to, layer: *layer };
+            return Ok(if is_taken { EntryHandling::Apart(part) } else { EntryHandling::Stays });
         }
-        if is_directory && self.is_opaque(now)? {
+        if is_directory && self.layers.is_opaque(now)? {
             let name = self.request.namespace.opaque().to_owned();
             let (place, value) = (Location::Base(path.to_path_buf()), XattrValue(b"y".to_vec()));
-            self.metadata.push(Step::Strip { place, name, value });
+            self.metadata.push(Step::RemoveXattr { place, name, value });
         }
-        self.strip_marks(now, path, entry.kind)?;
+        self.remove_overlay_xattrs(now, path, entry.kind)?;
         self.added(path, entry.kind, entry.ino);
-        Ok(if is_directory { Purified::Directory } else { Purified::Comes })
+        Ok(if is_directory { EntryHandling::Directory } else { EntryHandling::Comes })
     }
 
-    /// The times of a directory that loses entries on its way are what the branch shows, not when they were sorted out.
-    fn keep_shown(&mut self, source: &Source, path: PathBuf) -> Result<(), Error> {
+    /// Keeps the times that the branch shows of a directory that loses entries before it is moved.
+    fn keep_shown(&mut self, source: &LayerDir, path: PathBuf) -> Result<(), Error> {
         let shown = self.disk.metadata(&source.now)?;
         let ino = self.disk.stat(&source.now)?.map_or(0, |stat| stat.stx_ino);
         self.metadata.push(Step::Metadata {

@@ -15,23 +15,23 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Statx};
 
 use super::redirect::ResolvedDir;
-use super::{Planner, Source, kind_of};
+use super::{LayerDir, Planner, kind_of};
 use crate::error::Error;
 use crate::transaction::step::{Location, Metadata, Step};
 use crate::transaction::undo_plan::PathMap;
 use crate::view::is_hidden;
 use crate::write_set::{Fingerprint, Precondition};
 
-/// What a branch keeps when a part of it is committed.
+/// The rest: what a branch keeps after a partial commit.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
-    /// Directories before what they hold.
+    /// Directories before their entries.
     pub(crate) items: Vec<Item>,
-    /// What they depend on in the base.
-    pub(crate) seen: BTreeMap<PathBuf, Precondition>,
-    /// Objects of the base with several names -> how many of these the items hide.
+    /// Their preconditions in the base.
+    pub(crate) preconditions: BTreeMap<PathBuf, Precondition>,
+    /// Objects of the base with several names -> the number of these names that the items hide.
     pub(crate) hidden: HashMap<u64, u32>,
-    /// Inode numbers of objects that come into the base under one name, and stay under another.
+    /// Inode numbers of objects that are committed under one name, and stay under another.
     pub(crate) split: BTreeSet<u64>,
     /// The attributes of the root are a change that was not committed.
     pub(crate) has_root: bool,
@@ -51,14 +51,14 @@ pub(crate) struct Item {
     pub(crate) what: What,
 }
 
-/// What the new layer has at a name; places are in the layers of the branch.
+/// The object at a name of the new layer; locations are in the layers of the branch.
 #[derive(Debug)]
 pub(crate) enum What {
     /// With the attributes of another one.
     Directory { attributes: Location, is_opaque: bool, redirect: Option<PathBuf> },
-    /// The object of a layer. `is_shared`: the commit puts it into the base under another name.
+    /// An object of a layer. `is_shared`: the commit moves it into the base under another name.
     Object { from: Location, is_shared: bool },
-    /// Nothing, where the base has something.
+    /// A whiteout, because the base has an object there.
     Whiteout,
 }
 
@@ -66,15 +66,15 @@ pub(crate) enum What {
 struct Directory {
     path: PathBuf,
     /// Its parts in the layers, top first.
-    sources: Vec<Source>,
-    /// The directory of the base that it shows through, by its present path.
+    sources: Vec<LayerDir>,
+    /// The directory of the base that it merges with, by its present path.
     origin: Option<PathBuf>,
-    /// The directory that the base shows there after the commit, by its path then.
+    /// The directory that the base has there after the commit, by its path then.
     below: Option<PathBuf>,
 }
 
 /// An object that was found.
-struct Found {
+struct KeptObject {
     place: Location,
     kind: FileType,
     stat: Option<Statx>,
@@ -83,19 +83,19 @@ struct Found {
 struct Comparison<'p, 'a> {
     planner: &'p Planner<'a>,
     moves: PathMap,
-    /// Attributes that the commit gives to directories of the base.
+    /// Attributes that the commit sets on directories of the base.
     attributes: HashMap<&'p Path, &'p Metadata>,
     rest: Rest,
-    /// Directories among the items that are there for what they hold alone.
+    /// Directories that are items only because of their entries.
     on_the_way: HashSet<PathBuf>,
-    /// Inode numbers of objects of the layers that the commit puts into the base.
+    /// Inode numbers of objects of the layers that the commit moves into the base.
     committed: HashSet<u64>,
     pending: Vec<Directory>,
 }
 
 impl Planner<'_> {
-    /// What the planned commit leaves of the branch. Costs the changed names.
-    pub(super) fn rest(&self, root: &[Source]) -> Result<Rest, Error> {
+    /// Plans the rest of the branch. Costs the changed names.
+    pub(super) fn rest(&self, root: &[LayerDir]) -> Result<Rest, Error> {
         let mut moves = PathMap::default();
         self.plan.steps.iter().for_each(|step| moves.add(step));
         let attributes = self.metadata.iter().filter_map(|step| match step {
@@ -158,9 +158,10 @@ impl Comparison<'_, '_> {
         };
         let sources = &directory.sources[first..];
         let now = sources[0].now.join(name);
-        if self.planner.is_whiteout(&now, &stat)? {
-            // A snapshot layer may show what the base has not.
-            let is_needed = !self.planner.request.veils.is_empty() && !self.planner.includes(&path);
+        if self.planner.layers.is_whiteout(&now, &stat)? {
+            // A snapshot layer may show an object that the base does not have any more.
+            let is_needed = !self.planner.request.snapshot_layers.is_empty()
+                && !self.planner.included.includes(&path);
             if below.is_some() || is_needed {
                 self.whiteout(path, below.as_ref());
             }
@@ -175,7 +176,7 @@ impl Comparison<'_, '_> {
             return Ok(());
         }
         let inner = directory.origin.as_ref().map(|origin| origin.join(name));
-        let made = self.planner.follow(sources, name, inner)?;
+        let made = self.planner.layers.follow(sources, name, inner)?;
         self.own_directory(path, made, here, below)
     }
 
@@ -184,7 +185,7 @@ impl Comparison<'_, '_> {
         path: PathBuf,
         made: ResolvedDir,
         here: Option<PathBuf>,
-        found: Option<Found>,
+        found: Option<KeptObject>,
     ) -> Result<(), Error> {
         let found = found.filter(|found| found.kind == FileType::Directory);
         let origin = match made.origin {
@@ -194,7 +195,7 @@ impl Comparison<'_, '_> {
         let mut redirect = None;
         let below = match (&origin, &found) {
             (Some(origin), found) => {
-                let is = |found: &Found| found.place == Location::Base(origin.clone());
+                let is = |found: &KeptObject| found.place == Location::Base(origin.clone());
                 if found.as_ref().is_some_and(is) {
                     here
                 } else if self.place_after(origin) == Some(Location::Base(origin.clone())) {
@@ -204,8 +205,8 @@ impl Comparison<'_, '_> {
                     None
                 }
             }
-            // It came with the commit, as a whole or for something in it.
-            (None, Some(Found { place: Location::Store(_), .. })) => here,
+            // It was moved with the commit, as a whole or because of an entry.
+            (None, Some(KeptObject { place: Location::Store(_), .. })) => here,
             (None, Some(_)) => {
                 here.filter(|here| self.moves.touches(&Location::Base(here.clone())))
             }
@@ -213,7 +214,7 @@ impl Comparison<'_, '_> {
         };
         let mut is_opaque = false;
         for one in &made.chain {
-            is_opaque |= self.planner.is_opaque(&one.now)?;
+            is_opaque |= self.planner.layers.is_opaque(&one.now)?;
         }
         let is_opaque = below.is_none() && (found.is_some() || is_opaque);
         let attributes = made.chain[0].now.clone();
@@ -232,27 +233,27 @@ impl Comparison<'_, '_> {
         Ok(())
     }
 
-    fn object(&mut self, path: PathBuf, from: Location, stat: &Statx, below: Option<&Found>) {
+    fn object(&mut self, path: PathBuf, from: Location, stat: &Statx, below: Option<&KeptObject>) {
         self.hide(below);
-        let is_shared = stat.stx_nlink > 1; // decided at the end
+        let is_shared = stat.stx_nlink > 1; // determined at the end
         self.rest.items.push(Item { path, what: What::Object { from, is_shared } });
     }
 
-    fn whiteout(&mut self, path: PathBuf, below: Option<&Found>) {
+    fn whiteout(&mut self, path: PathBuf, below: Option<&KeptObject>) {
         self.hide(below);
         self.rest.items.push(Item { path, what: What::Whiteout });
     }
 
     /// Counts a name of the base that is hidden.
-    fn hide(&mut self, below: Option<&Found>) {
-        let Some(Found { kind, stat: Some(stat), .. }) = below else { return };
+    fn hide(&mut self, below: Option<&KeptObject>) {
+        let Some(KeptObject { kind, stat: Some(stat), .. }) = below else { return };
         if *kind != FileType::Directory && stat.stx_nlink > 1 {
             *self.rest.hidden.entry(stat.stx_ino).or_default() += 1;
         }
     }
 
     /// The first of some directories that has a name.
-    fn first(&self, sources: &[Source], name: &OsStr) -> Result<Option<(usize, Statx)>, Error> {
+    fn first(&self, sources: &[LayerDir], name: &OsStr) -> Result<Option<(usize, Statx)>, Error> {
         for (position, source) in sources.iter().enumerate() {
             if let Some(stat) = self.planner.disk.stat(&source.now.join(name))? {
                 return Ok(Some((position, stat)));
@@ -261,22 +262,22 @@ impl Comparison<'_, '_> {
         Ok(None)
     }
 
-    /// Where the object is now that the base will have at a path; it may be none.
+    /// The present location of the object that the base will have at a path; it may not exist.
     fn place_after(&self, path: &Path) -> Option<Location> {
         self.moves.origin(&Location::Base(path.to_path_buf()))
     }
 
-    /// What the base will have at a path.
-    fn after(&self, path: &Path) -> Result<Option<Found>, Error> {
+    /// The object at a path of the base after the commit.
+    fn after(&self, path: &Path) -> Result<Option<KeptObject>, Error> {
         let Some(place) = self.place_after(path) else { return Ok(None) };
         if self.planner.plan.empty.contains(&place) {
-            return Ok(Some(Found { place, kind: FileType::Directory, stat: None }));
+            return Ok(Some(KeptObject { place, kind: FileType::Directory, stat: None }));
         }
         let Some(stat) = self.planner.disk.stat(&place)? else { return Ok(None) };
-        if matches!(place, Location::Store(_)) && self.planner.is_whiteout(&place, &stat)? {
+        if matches!(place, Location::Store(_)) && self.planner.layers.is_whiteout(&place, &stat)? {
             return Ok(None); // it is removed from the directory that it would come with
         }
-        Ok(Some(Found { place, kind: kind_of(&stat), stat: Some(stat) }))
+        Ok(Some(KeptObject { place, kind: kind_of(&stat), stat: Some(stat) }))
     }
 
     fn is_directory_now(&self, path: &Path) -> Result<bool, Error> {
@@ -291,11 +292,16 @@ impl Comparison<'_, '_> {
         shown: &Location,
         below: &Path,
     ) -> Result<bool, Error> {
-        if self.planner.includes(path) {
+        if self.planner.included.includes(path) {
             return Ok(false);
         }
         let ours = self.planner.disk.metadata(shown)?;
-        if self.planner.metadata_at_fork(below)?.is_some_and(|then| ours.is_but_for_times(&then)) {
+        if self
+            .planner
+            .layers
+            .metadata_at_fork(below)?
+            .is_some_and(|then| ours.is_but_for_times(&then))
+        {
             return Ok(false); // others changed them
         }
         let then = match (self.attributes.get(below), self.place_after(below)) {
@@ -328,16 +334,16 @@ impl Comparison<'_, '_> {
         }
         items.reverse();
         rest.items = items;
-        rest.seen = seen_after(&planner.request.seen, &moves);
+        rest.preconditions = seen_after(&planner.request.preconditions, &moves);
         for skipped in planner.request.selection.skipped() {
-            rest.seen.insert(skipped.clone(), Precondition::Present(Fingerprint::NEVER));
+            rest.preconditions.insert(skipped.clone(), Precondition::Present(Fingerprint::NEVER));
         }
         Ok(rest)
     }
 }
 
-/// What was seen at paths of the base, by the paths that these objects have after the moves. What the moves took away or
-/// put there is not among it.
+/// The preconditions by the paths that the objects have after the moves, without those of objects that the moves
+/// removed or added.
 fn seen_after(
     seen: &BTreeMap<PathBuf, Precondition>,
     moves: &PathMap,

@@ -1,4 +1,4 @@
-//! Renamed directories of the base: where they wait while the rest moves, and what a redirect in a layer leads to.
+//! Renamed directories of the base: where they wait while the rest moves, and where a redirect in a layer leads.
 //!
 //! They leave the base first, deepest first, so that chains and swaps of renames need no order among themselves.
 
@@ -7,60 +7,31 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
 
-use super::{Planner, Source, kind_of};
+use super::{BranchLayers, LayerDir, Planner, kind_of};
 use crate::diff::ChangeKind;
 use crate::error::Error;
 use crate::overlay::parse_redirect;
 use crate::transaction::step::{Location, Step};
 
-/// What a directory of the branch is made of.
+/// The layer directories and the directory of the base that a directory of the branch is merged from.
 #[derive(Debug, Default)]
 pub(super) struct ResolvedDir {
     /// Its parts in the layers, top first.
-    pub(super) chain: Vec<Source>,
+    pub(super) chain: Vec<LayerDir>,
     /// The directory of the base that it merges with.
     pub(super) origin: Option<PathBuf>,
     /// That directory has another path.
     pub(super) is_redirected: bool,
 }
 
-impl Planner<'_> {
-    /// First of all, every directory of the base that is elsewhere in the branch leaves its place.
-    pub(super) fn move_redirected(&mut self, root: &[Source]) -> Result<(), Error> {
-        let mut renamed = Vec::new();
-        for source in root {
-            self.find_redirects(&source.now, &mut renamed)?;
-        }
-        self.choose_renamed(&renamed)?;
-        let origins: BTreeSet<PathBuf> = renamed
-            .into_iter()
-            .map(|(_, origin)| origin)
-            .filter(|origin| !self.unmoved.contains(origin))
-            .collect();
-        // Sorted paths have parents before children; in reverse the deepest leave first.
-        for origin in origins.into_iter().rev() {
-            let from = Location::Base(origin.clone());
-            let Some(stat) = self.disk.stat(&from)? else {
-                self.plan.drift.insert(origin);
-                continue;
-            };
-            self.check_present(&origin, &stat)?;
-            let to = self.aside();
-            self.plan.steps.push(Step::Rename {
-                from,
-                to: to.clone(),
-                ino: stat.stx_ino,
-                directory: true,
-            });
-            self.moved.insert(origin, to);
-        }
-        Ok(())
-    }
-
+impl BranchLayers<'_> {
+    /// Finds the renamed directories below `root`: new and old path, if the old one exists in the base. All old paths are
+    /// added to `written`.
     fn find_redirects(
-        &mut self,
+        &self,
         root: &Location,
         found: &mut Vec<(PathBuf, PathBuf)>,
+        written: &mut BTreeSet<PathBuf>,
     ) -> Result<(), Error> {
         let mut pending = vec![(root.clone(), PathBuf::new())];
         while let Some((directory, path)) = pending.pop() {
@@ -70,7 +41,7 @@ impl Planner<'_> {
                 }
                 let (place, path) = (directory.join(&entry.name), path.join(&entry.name));
                 if let Some(origin) = self.origin(&place, &path)? {
-                    self.plan.written.insert(origin.clone());
+                    written.insert(origin.clone());
                     if self.disk.stat(&Location::Base(origin.clone()))?.is_some() {
                         found.push((path.clone(), origin));
                     }
@@ -91,10 +62,10 @@ impl Planner<'_> {
         })
     }
 
-    /// What the directory `name` of `sources` is made of; `here` is its path in the base, where it merges with that.
+    /// Resolves the directory `name` of `sources`; `here` is its path in the base, if it merges with that.
     pub(super) fn follow(
         &self,
-        sources: &[Source],
+        sources: &[LayerDir],
         name: &std::ffi::OsStr,
         here: Option<PathBuf>,
     ) -> Result<ResolvedDir, Error> {
@@ -103,9 +74,9 @@ impl Planner<'_> {
             let (now, then) = (source.now.join(name), source.then.join(name));
             let Some(stat) = self.disk.stat(&now)? else { continue };
             if kind_of(&stat) != FileType::Directory {
-                return Ok(made); // a whiteout, or hidden by what is above
+                return Ok(made); // a whiteout, or hidden by an upper layer
             }
-            made.chain.push(Source { now: now.clone(), then, layer: source.layer });
+            made.chain.push(LayerDir { now: now.clone(), then, layer: source.layer });
             if self.is_opaque(&now)? {
                 return Ok(made);
             }
@@ -118,8 +89,8 @@ impl Planner<'_> {
         Ok(ResolvedDir { origin: here, ..made })
     }
 
-    /// What a redirect in a layer means: the layers below know the directory under that path, and may have renamed any
-    /// part of it themselves.
+    /// Resolves a redirect in a layer. The layers below know the directory by that path, and may have renamed any part
+    /// of it themselves.
     pub(super) fn follow_redirect(
         &self,
         layer: usize,
@@ -128,7 +99,7 @@ impl Planner<'_> {
         let roots = self.request.layers.iter().enumerate().skip(layer + 1);
         let root = |(layer, path): (usize, &PathBuf)| {
             let place = Location::Store(path.clone());
-            Source { now: place.clone(), then: place, layer }
+            LayerDir { now: place.clone(), then: place, layer }
         };
         let mut made = ResolvedDir {
             chain: roots.map(root).collect(),
@@ -142,19 +113,54 @@ impl Planner<'_> {
         Ok(made)
     }
 
-    /// The path in the base that a redirect at `place` leads to in the end; `None` for a directory of the branch's own.
-    fn origin(&self, place: &Location, path: &Path) -> Result<Option<PathBuf>, Error> {
+    /// The path in the base that a redirect at `place` finally leads to; `None` for a directory that only the branch
+    /// has.
+    pub(super) fn origin(&self, place: &Location, path: &Path) -> Result<Option<PathBuf>, Error> {
         let Some(redirect) = self.redirect(place, path)? else { return Ok(None) };
         let is_in = |layer: &&PathBuf| place.path().starts_with(layer);
         let layer = self.request.layers.iter().position(|layer| is_in(&layer)).unwrap_or(0);
         Ok(self.follow_redirect(layer, &redirect)?.origin)
     }
+}
 
-    /// A directory of the base that was renamed, with what the branch changed in it.
+impl Planner<'_> {
+    /// Moves every directory of the base that the branch renamed out of its place. These are the first steps.
+    pub(super) fn move_redirected(&mut self, root: &[LayerDir]) -> Result<(), Error> {
+        let mut renamed = Vec::new();
+        for source in root {
+            self.layers.find_redirects(&source.now, &mut renamed, &mut self.plan.written)?;
+        }
+        self.choose_renamed(&renamed)?;
+        let origins: BTreeSet<PathBuf> = renamed
+            .into_iter()
+            .map(|(_, origin)| origin)
+            .filter(|origin| !self.included.kept_renames.contains(origin))
+            .collect();
+        // Sorted paths have parents before children; in reverse the deepest leave first.
+        for origin in origins.into_iter().rev() {
+            let from = Location::Base(origin.clone());
+            let Some(stat) = self.disk.stat(&from)? else {
+                self.plan.drift.insert(origin);
+                continue;
+            };
+            self.check_present(&origin, &stat)?;
+            let to = self.temp_location();
+            self.plan.steps.push(Step::Rename {
+                from,
+                to: to.clone(),
+                ino: stat.stx_ino,
+                directory: true,
+            });
+            self.moved.insert(origin, to);
+        }
+        Ok(())
+    }
+
+    /// Plans a renamed directory of the base, with the branch's changes in it.
     pub(super) fn put_moved(
         &mut self,
         path: &Path,
-        chain: &[Source],
+        chain: &[LayerDir],
         existing: &Location,
         found: Option<&Statx>,
         origin: PathBuf,
@@ -176,7 +182,7 @@ impl Planner<'_> {
             ino: stat.stx_ino,
             directory: true,
         });
-        self.change(path, ChangeKind::Renamed, Some(origin), FileType::Directory);
+        self.plan.add_change(path, ChangeKind::Renamed, Some(origin), FileType::Directory);
         self.merge(path, chain, &now)
     }
 }

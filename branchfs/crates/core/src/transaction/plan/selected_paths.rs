@@ -1,7 +1,8 @@
 //! The parts of a plan for partial commits.
 //!
-//! Changes that are left out stay in the layer. Those in a new directory are set aside before the directory is moved into
-//! the base; deletions that are left out stay in the base. A renamed directory is committed as a whole or not at all.
+//! Changes that are left out stay in the layer. Those in a new directory are moved aside before the directory is moved
+//! into the base; deletions that are left out stay in the base. A renamed directory is committed as a whole or not at
+//! all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -12,49 +13,84 @@ use std::time::SystemTime;
 use rustix::fs::{FileType, Statx};
 
 use super::drift::refuse_mount_point;
-use super::{Planner, Source, Task, kind_of};
+use super::{BranchLayers, LayerDir, Planner, Task, kind_of};
 use crate::diff::ChangeKind;
 use crate::error::Error;
+use crate::path_filter::PathFilter;
 use crate::transaction::step::{Location, Metadata, Step};
 
-/// What is left to do for a tree of which a part is removed.
+/// Work that is left for a tree of which a part is removed.
 enum Taken {
     Name(PathBuf, Location, Statx),
-    /// All below the directory has been looked at.
+    /// Everything below the directory was examined.
     Kept(PathBuf, Location, Statx),
 }
 
-impl Planner<'_> {
-    pub(super) fn takes_all(&self) -> bool {
-        self.request.selection.is_all() && self.unmoved.is_empty()
+impl BranchLayers<'_> {
+    /// The directories `name` in `sources`, down to the first object of another type.
+    pub(super) fn inner(
+        &self,
+        sources: &[LayerDir],
+        name: &OsString,
+    ) -> Result<Vec<LayerDir>, Error> {
+        let mut inner = Vec::new();
+        for source in sources {
+            let (now, then) = (source.now.join(name), source.then.join(name));
+            match self.disk.stat(&now)? {
+                Some(stat) if kind_of(&stat) == FileType::Directory => {
+                    let is_opaque = self.is_opaque(&now)?;
+                    inner.push(LayerDir { now, then, layer: source.layer });
+                    if is_opaque {
+                        break;
+                    }
+                }
+                Some(_) => break,
+                None => {}
+            }
+        }
+        Ok(inner)
+    }
+}
+
+/// The paths that the commit includes.
+pub(super) struct IncludedPaths<'a> {
+    pub(super) filter: &'a PathFilter,
+    /// Renamed directories that are not moved, under both their names.
+    pub(super) kept_renames: BTreeSet<PathBuf>,
+}
+
+impl IncludedPaths<'_> {
+    pub(super) fn is_all(&self) -> bool {
+        self.filter.is_all() && self.kept_renames.is_empty()
     }
 
     pub(super) fn includes(&self, path: &Path) -> bool {
-        self.request.selection.includes(path)
-            && !path.ancestors().any(|part| self.unmoved.contains(part))
+        self.filter.includes(path) && !path.ancestors().any(|part| self.kept_renames.contains(part))
     }
+}
 
-    /// Whether something that a layer has at a path, or below it, is taken.
-    pub(super) fn takes_any(&self, path: &Path) -> Result<bool, Error> {
-        if self.takes_all() || self.includes(path) {
+impl Planner<'_> {
+    /// Whether an object of a layer at a path, or below it, is included.
+    pub(super) fn includes_any(&self, path: &Path) -> Result<bool, Error> {
+        if self.included.is_all() || self.included.includes(path) {
             return Ok(true);
         }
         for layer in &self.request.layers {
-            if self.takes_below(path, &Location::Store(layer.join(path)))? {
+            if self.includes_below(path, &Location::Store(layer.join(path)))? {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    fn takes_below(&self, path: &Path, place: &Location) -> Result<bool, Error> {
+    fn includes_below(&self, path: &Path, place: &Location) -> Result<bool, Error> {
         let mut pending = vec![(path.to_path_buf(), place.clone())];
         while let Some((path, place)) = pending.pop() {
             let Some(stat) = self.disk.stat(&place)? else { continue };
             let is_directory = kind_of(&stat) == FileType::Directory;
-            // What the base has there goes with whatever the branch has in its place.
-            let is_hiding =
-                matches!(place, Location::Store(_)) && (!is_directory || self.is_opaque(&place)?);
+            // The object of the base at this path is replaced together with it.
+            let is_hiding = matches!(place, Location::Store(_))
+                && (!is_directory || self.layers.is_opaque(&place)?);
             if is_hiding {
                 pending.push((path.clone(), Location::Base(path.clone())));
             }
@@ -63,7 +99,7 @@ impl Planner<'_> {
             }
             for entry in self.disk.list(&place)? {
                 let path = path.join(&entry.name);
-                if self.includes(&path) {
+                if self.included.includes(&path) {
                     return Ok(true);
                 }
                 pending.push((path, place.join(&entry.name)));
@@ -72,14 +108,14 @@ impl Planner<'_> {
         Ok(false)
     }
 
-    /// Whether all of a tree is taken.
-    pub(super) fn takes_whole(&self, path: &Path, place: &Location) -> Result<bool, Error> {
-        if self.takes_all() {
+    /// Whether a whole tree is included.
+    pub(super) fn includes_whole(&self, path: &Path, place: &Location) -> Result<bool, Error> {
+        if self.included.is_all() {
             return Ok(true);
         }
         let mut pending = vec![(path.to_path_buf(), place.clone())];
         while let Some((path, place)) = pending.pop() {
-            if !self.includes(&path) {
+            if !self.included.includes(&path) {
                 return Ok(false);
             }
             if self.disk.stat(&place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
@@ -92,23 +128,24 @@ impl Planner<'_> {
         Ok(true)
     }
 
-    /// Remembers a directory of which not everything is taken that the branch has in it.
-    pub(super) fn note_left_out<'n>(
+    /// Records a directory that is partially included.
+    pub(super) fn record_partially_included<'n>(
         &mut self,
         path: &Path,
         mut names: impl Iterator<Item = &'n OsString>,
     ) {
-        let takes_all = self.takes_all()
-            || (self.includes(path) && names.all(|name| self.includes(&path.join(name))));
-        if !takes_all {
-            self.left_out.insert(path.to_path_buf());
+        let includes_all = self.included.is_all()
+            || (self.included.includes(path)
+                && names.all(|name| self.included.includes(&path.join(name))));
+        if !includes_all {
+            self.partially_included.insert(path.to_path_buf());
         }
     }
 
-    /// The directory keeps its mtime, unless this commit adds or removes names in it: in the branch the mtime may have been
-    /// changed by a path that is left out.
+    /// Keeps the mtime of a directory unless this commit adds or removes names in it: in the branch an excluded path
+    /// may have changed it.
     pub(super) fn keep_times(&mut self) {
-        if self.left_out.is_empty() {
+        if self.partially_included.is_empty() {
             return;
         }
         let mut moved = BTreeSet::new();
@@ -125,33 +162,33 @@ impl Planner<'_> {
             let Step::Metadata { path: Location::Base(path), new, old, .. } = step else {
                 continue;
             };
-            if self.left_out.contains(path) && !moved.contains(path.as_path()) {
+            if self.partially_included.contains(path) && !moved.contains(path.as_path()) {
                 new.mtime = old.mtime;
             }
         }
     }
 
-    pub(super) fn takes_chain(&self, path: &Path, chain: &[Source]) -> Result<bool, Error> {
+    pub(super) fn includes_chain(&self, path: &Path, chain: &[LayerDir]) -> Result<bool, Error> {
         for source in chain {
-            if !self.takes_whole(path, &source.now)? {
+            if !self.includes_whole(path, &source.now)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Decides for each renamed directory whether it goes; `renamed` are its new path and where it came from.
+    /// Chooses the renamed directories that are committed. `renamed` has their new and old paths.
     pub(super) fn choose_renamed(&mut self, renamed: &[(PathBuf, PathBuf)]) -> Result<(), Error> {
-        if self.takes_all() {
+        if self.included.is_all() {
             return Ok(());
         }
         let selection = &self.request.selection;
         for (path, origin) in renamed {
             let is_skipped = selection.overlaps_skipped(path) || selection.overlaps_skipped(origin);
-            match (self.includes(path), self.includes(origin)) {
+            match (self.included.includes(path), self.included.includes(origin)) {
                 (true, true) if !is_skipped => {}
-                (one, other) if is_skipped || (!one && !other && !self.takes_any(path)?) => {
-                    self.unmoved.extend([path.clone(), origin.clone()]);
+                (one, other) if is_skipped || (!one && !other && !self.includes_any(path)?) => {
+                    self.included.kept_renames.extend([path.clone(), origin.clone()]);
                 }
                 _ => {
                     return Err(Error::Usage(format!(
@@ -165,9 +202,9 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Removes the selected paths that the branch deleted or replaced. A directory stays if it is not selected, or if
-    /// something in it stays.
-    pub(super) fn remove_taken(
+    /// Removes the included paths that the branch deleted or replaced. A directory stays if it is excluded, or if an
+    /// entry stays.
+    pub(super) fn remove_included(
         &mut self,
         path: &Path,
         existing: &Location,
@@ -176,7 +213,7 @@ impl Planner<'_> {
         let mut pending = vec![Taken::Name(path.to_path_buf(), existing.clone(), *found)];
         while let Some(taken) = pending.pop() {
             match taken {
-                Taken::Name(path, existing, found) if self.takes_whole(&path, &existing)? => {
+                Taken::Name(path, existing, found) if self.includes_whole(&path, &existing)? => {
                     self.remove(&path, &existing, &found)?;
                 }
                 Taken::Name(path, existing, found) if kind_of(&found) == FileType::Directory => {
@@ -201,7 +238,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// A directory that stays although entries of it are removed: taken back, it has the time it had.
+    /// A directory that stays although entries of it are removed: a rollback restores its time.
     fn keep_directory(
         &mut self,
         path: &Path,
@@ -212,21 +249,21 @@ impl Planner<'_> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
         let new = Metadata { mtime: (seconds, now.subsec_nanos()), ..old.clone() };
-        self.left_out.insert(path.to_path_buf());
+        self.partially_included.insert(path.to_path_buf());
         let (path, before) = (Location::Base(path.to_path_buf()), existing.clone());
         self.metadata.push(Step::Metadata { path, before, ino: found.stx_ino, new, old });
         Ok(())
     }
 
-    /// An object of another type cannot take the place of a directory of which something is to stay, nor a directory that
-    /// is not taken itself the place of something else.
+    /// Refuses to replace a directory by an object of another type if something in it stays, and to replace an object
+    /// by a directory that is excluded itself.
     pub(super) fn refuse_partial(
         &self,
         path: &Path,
         existing: &Location,
         found: Option<&Statx>,
     ) -> Result<(), Error> {
-        if found.is_none() || self.takes_whole(path, existing)? {
+        if found.is_none() || self.includes_whole(path, existing)? {
             return Ok(());
         }
         Err(Error::Usage(format!(
@@ -236,10 +273,10 @@ impl Planner<'_> {
     }
 
     /// Plans a partially selected directory with which the branch replaced one of the base, name by name.
-    pub(super) fn merge_anew(
+    pub(super) fn merge_replaced_dir(
         &mut self,
         path: &Path,
-        sources: &[Source],
+        sources: &[LayerDir],
         existing: &Location,
     ) -> Result<(), Error> {
         let mut tasks = Vec::new();
@@ -256,23 +293,23 @@ impl Planner<'_> {
         for entry in self.disk.list(existing)? {
             names.entry(entry.name).or_insert(None);
         }
-        self.note_left_out(path, names.keys());
-        let all: Arc<[Source]> = sources.into();
+        self.record_partially_included(path, names.keys());
+        let all: Arc<[LayerDir]> = sources.into();
         for (name, position) in names {
             let first = position.unwrap_or(all.len());
             let (path, existing) = (path.join(&name), existing.join(&name));
-            tasks.push(Task::NameAnew { path, name, sources: Arc::clone(&all), first, existing });
+            tasks.push(Task::MergedName { path, name, sources: Arc::clone(&all), first, existing });
         }
         self.pending.extend(tasks.into_iter().rev());
         Ok(())
     }
 
-    /// Plans one name of such a directory; `sources` starts with the first source that has it.
-    pub(super) fn plan_name_anew(
+    /// Plans one name of such a directory; `sources` starts with the first layer that has it.
+    pub(super) fn plan_merged_name(
         &mut self,
         path: &Path,
         name: &OsString,
-        sources: &[Source],
+        sources: &[LayerDir],
         existing: &Location,
     ) -> Result<(), Error> {
         let found = self.existing(existing)?;
@@ -280,46 +317,26 @@ impl Planner<'_> {
             Some(source) => {
                 let now = source.now.join(name);
                 match self.disk.stat(&now)? {
-                    Some(stat) if self.is_whiteout(&now, &stat)? => None,
+                    Some(stat) if self.layers.is_whiteout(&now, &stat)? => None,
                     stat => stat,
                 }
             }
             None => None,
         };
         match (own, found) {
-            (None, Some(found)) => self.remove_taken(path, existing, &found),
+            (None, Some(found)) => self.remove_included(path, existing, &found),
             (None, None) => Ok(()),
             (Some(own), Some(found))
                 if kind_of(&own) == FileType::Directory
                     && kind_of(&found) == FileType::Directory =>
             {
-                if self.takes_any(path)? || self.takes_below(path, existing)? {
-                    let inner = self.inner(sources, name)?;
-                    self.merge_anew(path, &inner, existing)?;
+                if self.includes_any(path)? || self.includes_below(path, existing)? {
+                    let inner = self.layers.inner(sources, name)?;
+                    self.merge_replaced_dir(path, &inner, existing)?;
                 }
                 Ok(())
             }
             (Some(_), _) => self.plan_name(path, name, sources, existing),
         }
-    }
-
-    /// The directories `name` in those of `sources` that have one, down to the first that is something else.
-    fn inner(&self, sources: &[Source], name: &OsString) -> Result<Vec<Source>, Error> {
-        let mut inner = Vec::new();
-        for source in sources {
-            let (now, then) = (source.now.join(name), source.then.join(name));
-            match self.disk.stat(&now)? {
-                Some(stat) if kind_of(&stat) == FileType::Directory => {
-                    let is_opaque = self.is_opaque(&now)?;
-                    inner.push(Source { now, then, layer: source.layer });
-                    if is_opaque {
-                        break;
-                    }
-                }
-                Some(_) => break,
-                None => {}
-            }
-        }
-        Ok(inner)
     }
 }

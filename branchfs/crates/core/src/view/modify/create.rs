@@ -12,13 +12,13 @@ use crate::layer::{Layer, WorkEntry};
 use crate::overlay::DEVICE_XATTR;
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
-use crate::view::copy_up::Content;
+use crate::view::copy_up::CopyData;
 use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
 
 /// Mode bits that a change of owner clears.
 const SET_ID: u32 = 0o6000;
 
-/// Who a new object belongs to.
+/// The owner of a new object.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
     /// The user.
@@ -27,7 +27,7 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// What is to be made.
+/// The type and content of a new object.
 #[derive(Clone, Copy, Debug)]
 pub enum New<'a> {
     /// A regular file.
@@ -73,8 +73,8 @@ impl New<'_> {
         }
     }
 
-    /// Makes it at a free path of `tree`.
-    fn make(&self, tree: &crate::rooted_dir::Tree, path: &Path) -> Result<Option<OwnedFd>> {
+    /// Creates it at a free path of `tree`.
+    fn make(&self, tree: &crate::rooted_dir::RootedDir, path: &Path) -> Result<Option<OwnedFd>> {
         match self {
             Self::File { mode } => return tree.create_file(path, *mode).map(Some),
             Self::Directory { mode } => tree.make_directory(path, *mode)?,
@@ -87,7 +87,7 @@ impl New<'_> {
     }
 }
 
-/// Where a new object is being finished.
+/// The location where a new object is finished.
 #[derive(Clone, Copy)]
 enum Target<'p> {
     WorkEntry(&'p Path),
@@ -95,7 +95,8 @@ enum Target<'p> {
 }
 
 impl View {
-    /// Makes a new object; returns its node, attributes and, for a regular file, a descriptor that reads and writes.
+    /// Creates a new object; returns its node, attributes and, for a regular file, a descriptor for reading and
+    /// writing.
     pub fn create(
         &mut self,
         parent: NodeIndex,
@@ -108,7 +109,7 @@ impl View {
             return Err(Errno::PERM);
         }
         let (top, path) = (self.top(), self.new_path(parent, name)?);
-        self.copy_up(parent, Content::Keep)?;
+        self.copy_up(parent, CopyData::Yes)?;
         let new = self.masked(parent, new, umask)?;
         let below = self.find_below(parent, name)?;
         let above = self.above(&top, &path)?;
@@ -128,7 +129,7 @@ impl View {
             let file = new.make(top.work()?, &scratch)?;
             self.finish(parent, &top, Target::WorkEntry(&scratch), &new, owner, hides)?;
             let flags = if hides { RenameFlags::EXCHANGE } else { RenameFlags::NOREPLACE };
-            top.place(&scratch, &path, flags)?;
+            top.rename_into_upper(&scratch, &path, flags)?;
             file
         } else {
             let file = new.make(&top.tree, &path)?;
@@ -143,7 +144,7 @@ impl View {
         top.forget_origin(stat.stx_ino)?;
         quota_hooks::keep(charge);
         if let (Some(ledger), FileType::RegularFile) = (top.ledger(), new.kind()) {
-            ledger.enter(stat.stx_ino, ledger.new_file());
+            ledger.register(stat.stx_ino, ledger.new_file());
         }
         let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::IO)?;
         Ok((index, attributes, file))
@@ -157,7 +158,7 @@ impl View {
         umask: u32,
         owner: Owner,
     ) -> Result<(NodeIndex, Attributes, OwnedFd)> {
-        self.copy_up(parent, Content::Keep)?;
+        self.copy_up(parent, CopyData::Yes)?;
         let (top, directory) = (self.top(), self.nodes.path(parent)?);
         let new = self.masked(parent, New::File { mode }, umask)?;
         let file = top.tree.create_unnamed(&directory, new.mode())?;
@@ -179,7 +180,7 @@ impl View {
         Ok((index, attributes, file))
     }
 
-    /// The umask counts only where the parent gives no default ACL (acl(5)).
+    /// Applies the umask, unless the parent has a default ACL (acl(5)).
     fn masked<'a>(&mut self, parent: NodeIndex, new: New<'a>, umask: u32) -> Result<New<'a>> {
         let masked = |mode: u32| mode & !(umask & 0o777);
         if self.has_default_acl(parent)? {
@@ -204,7 +205,7 @@ impl View {
         Ok(known)
     }
 
-    /// Makes a scratch directory in which new objects inherit the ACL that `parent` gives.
+    /// Creates a work directory in which new objects inherit the ACL of `parent`.
     fn make_room(&mut self, parent: NodeIndex, top: &Layer, room: &Path) -> Result<()> {
         const DEFAULT_ACL: &str = "system.posix_acl_default";
         top.work()?.make_directory(room, 0o700)?;
@@ -216,12 +217,12 @@ impl View {
         top.work()?.set_xattr(room, OsStr::new(DEFAULT_ACL), &acl, XattrFlags::empty())
     }
 
-    /// True where new entries of a directory get its group (set-group-id).
+    /// Whether new entries of a directory get its group (set-group-id).
     fn gives_group(&self, top: &Layer, directory: &Path) -> Result<bool> {
         Ok(u32::from(top.tree.stat(directory)?.stx_mode) & 0o2000 != 0)
     }
 
-    /// Gives a new object its owner, and the marks it needs to replace what is below.
+    /// Sets the owner of a new object, and the xattrs that it needs to replace an object below.
     fn finish(
         &self,
         parent: NodeIndex,
@@ -266,7 +267,7 @@ impl View {
     }
 }
 
-/// A device 0:0 is the overlay format's whiteout: one that a user makes carries a mark from the start.
+/// A device 0:0 is a whiteout in the overlay format: one that a user creates is marked from the start.
 fn is_device_zero(new: &New<'_>) -> bool {
     matches!(new, New::Special { mode, device: (0, 0) } if FileType::from_raw_mode(*mode) == FileType::CharacterDevice)
 }

@@ -10,11 +10,11 @@ use super::UpperEntry;
 use crate::layer::{Layer, WorkEntry};
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
-use crate::view::copy_up::Content;
+use crate::view::copy_up::CopyData;
 use crate::view::{Found, NodeIndex, NodeLocation, View, quota_hooks};
 
 impl View {
-    /// Removes a name that is no directory.
+    /// Removes a name of an object other than a directory.
     pub fn unlink(&mut self, parent: NodeIndex, name: &OsStr) -> Result<()> {
         let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::NOENT)?;
         if self.nodes.get(index)?.kind == FileType::Directory {
@@ -41,7 +41,7 @@ impl View {
         name: &OsStr,
         attributes: Option<Attributes>,
     ) -> Result<()> {
-        self.copy_up(parent, Content::Keep)?;
+        self.copy_up(parent, CopyData::Yes)?;
         let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
         let below = self.find_below(parent, name)?;
         self.note_present(parent, name)?;
@@ -60,8 +60,8 @@ impl View {
         Ok(())
     }
 
-    /// Runs `change`, with which the object at `path` loses that name: it shows one link less. The count is logged first,
-    /// and again where the change fails.
+    /// Runs `change`, which removes the name `path` from its object, and decreases the shown link count. The count is
+    /// logged first, and again if the change fails.
     pub(super) fn counting_less(
         &self,
         top: &Layer,
@@ -70,9 +70,9 @@ impl View {
         change: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let count: Box<dyn Fn(i32) -> Result<()> + '_> = match top.tree.stat(path) {
-            Ok(stat) => Box::new(move |less| top.count_links(stat.stx_ino, -less)),
+            Ok(stat) => Box::new(move |less| top.hard_links().change_count(stat.stx_ino, -less)),
             Err(Errno::NOENT) => match below.and_then(|below| below.inode) {
-                Some(origin) => Box::new(move |less| top.hide_links(origin, less)),
+                Some(origin) => Box::new(move |less| top.hard_links().hide(origin, less)),
                 None => return change(),
             },
             Err(error) => return Err(error),
@@ -83,18 +83,18 @@ impl View {
         })
     }
 
-    /// A directory that shows no entries may still hold whiteouts.
+    /// Removes the upper directory, which shows no entries but may contain whiteouts.
     pub(super) fn remove_directory(&self, top: &Layer, path: &Path) -> Result<()> {
         match top.tree.remove_directory(path) {
             Err(Errno::NOTEMPTY | Errno::EXIST) if !top.is_base() => {
                 let scratch = WorkEntry::new(top); // removes what comes there
-                top.unplace(path, &scratch)
+                top.rename_out_of_upper(path, &scratch)
             }
             other => other,
         }
     }
 
-    /// A node loses a name; without any it lives on only while it is open.
+    /// Removes a name from a node; without a name the node exists only while it is open.
     pub(super) fn orphan(
         &mut self,
         parent: NodeIndex,

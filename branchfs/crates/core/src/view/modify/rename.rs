@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::UpperEntry;
 use crate::layer::{Layer, WorkEntry};
 use crate::rooted_dir::Result;
-use crate::view::copy_up::Content;
+use crate::view::copy_up::CopyData;
 use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
 
 impl View {
@@ -39,9 +39,9 @@ impl View {
             self.may_replace(source, target)?;
         }
         let (top, new) = (self.top(), self.new_path(to.0, to.1)?);
-        self.copy_up(source, Content::Keep)?;
-        self.copy_up(to.0, Content::Keep)?;
-        self.copy_up(from.0, Content::Keep)?;
+        self.copy_up(source, CopyData::Yes)?;
+        self.copy_up(to.0, CopyData::Yes)?;
+        self.copy_up(from.0, CopyData::Yes)?;
         let old = self.nodes.path(from.0)?.join(from.1);
         let below_old = self.find_below(from.0, from.1)?.is_some();
         let below_new = self.find_below(to.0, to.1)?;
@@ -72,7 +72,8 @@ impl View {
         }
     }
 
-    /// A directory that moves keeps what it merges with by a redirect, and does not merge with what it moves onto.
+    /// Sets a redirect on a renamed directory so that it still merges with the same lower directory, and marks it
+    /// opaque against the one at its new path.
     fn mark_moved(
         &mut self,
         index: NodeIndex,
@@ -92,7 +93,7 @@ impl View {
         }
     }
 
-    /// Moves an entry of the top layer, leaving a whiteout where `whiteout` asks for one.
+    /// Moves an entry of the top layer; with `whiteout` it leaves one.
     fn move_entry(
         &self,
         top: &Layer,
@@ -103,8 +104,8 @@ impl View {
     ) -> Result<()> {
         let is_directory = kind == FileType::Directory;
         if is_directory {
-            top.tree.forget(old);
-            top.tree.forget(new);
+            top.tree.invalidate(old);
+            top.tree.invalidate(new);
         }
         if is_directory && !top.is_base() && self.above(top, new)? != UpperEntry::Nothing {
             // A directory cannot be renamed over a whiteout or over a directory that holds whiteouts.
@@ -113,7 +114,7 @@ impl View {
                 top.put_whiteout(old)
             } else {
                 let scratch = WorkEntry::new(top); // removes what comes there
-                top.unplace(old, &scratch)
+                top.rename_out_of_upper(old, &scratch)
             };
             return replaced.inspect_err(|_| {
                 // Where this fails too, the names stay exchanged; the first error is the one to report.
@@ -144,7 +145,7 @@ impl View {
         }
         let (old, new) = (self.new_path(one.0, one.1)?, self.new_path(other.0, other.1)?);
         for index in [first, second, one.0, other.0] {
-            self.copy_up(index, Content::Keep)?;
+            self.copy_up(index, CopyData::Yes)?;
         }
         let top = self.top();
         self.note_present(one.0, one.1)?;
@@ -155,16 +156,16 @@ impl View {
             self.mark_moved(first, &top, &old, below_new)?;
             self.mark_moved(second, &top, &new, below_old)?;
         }
-        top.tree.forget(&old);
-        top.tree.forget(&new);
+        top.tree.invalidate(&old);
+        top.tree.invalidate(&new);
         top.tree.rename(&old, &new, RenameFlags::EXCHANGE)?;
         self.nodes.exchange(one, other);
         Ok(())
     }
 }
 
-/// The path by which the layers below the top one, taken together, show what the top one has at `path`. Not the path in
-/// the layer that has it: a layer between may have moved what is around it.
+/// The path under which the merged layers below the top one show the object at `path` of the top layer. It may differ
+/// from the path in the lower layer: a layer in between may have moved a parent directory.
 fn path_below(top: &Layer, path: &Path) -> Result<PathBuf> {
     for ancestor in path.ancestors().filter(|ancestor| !ancestor.as_os_str().is_empty()) {
         if let Some(origin) = top.redirect(ancestor)? {
