@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::BranchFilesystem;
 use branchfs_core::file_io::FileIo;
 use branchfs_core::quota::FileAccount;
-use branchfs_core::view::CopiedContent;
+use branchfs_core::view::CopyData;
 use branchfs_fuse::{Caller, FsResult, Handle, NodeId};
 
 impl BranchFilesystem {
@@ -27,7 +27,7 @@ impl BranchFilesystem {
         let (mounted, index) = self.at(node)?;
         let mut view = mounted.writable()?;
         // After a commit of a child the former top layer is a lower layer.
-        view.copy_up(index, CopiedContent::Yes)?;
+        view.copy_up(index, CopyData::Yes)?;
         let (file, partial) = (view.handles.file(handle.0)?, view.handles.partial(handle.0));
         Ok((FileIo { file, partial }, view.handles.file_use(handle.0)))
     }

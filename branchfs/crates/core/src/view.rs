@@ -40,7 +40,6 @@ use crate::write_set::{Fingerprint, Read};
 
 pub use attr::kill_privileges_of;
 pub(crate) use changed_paths::ChangedPaths;
-pub use copy_up::CopyData as CopiedContent;
 pub use handles::Handles;
 pub use modify::{New, Owner};
 use nodes::Node;
@@ -54,6 +53,15 @@ pub const HIDDEN: &str = ".branching";
 /// Whether a path relative to the base is the store. No other name is reserved.
 pub(crate) fn is_hidden(base_path: &Path) -> bool {
     base_path.as_os_str() == HIDDEN
+}
+
+/// Whether a copy-up copies the content.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopyData {
+    /// All of it.
+    Yes,
+    /// None: the file is about to be truncated.
+    No,
 }
 
 /// A branch's tree.

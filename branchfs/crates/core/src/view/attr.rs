@@ -8,7 +8,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::copy_up::CopyData;
+use super::CopyData;
 use super::{NodeIndex, NodeLocation, View, attributes};
 use crate::overlay::is_private_xattr;
 use crate::rooted_dir::{Result, RootedDir, descriptor_path, read_growing, xattr_names};

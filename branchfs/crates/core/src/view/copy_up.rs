@@ -13,22 +13,13 @@ use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Statx, Uid, XattrFlag
 use rustix::io::Errno;
 
 use super::quota_hooks::{self, Copying};
-use super::{LayerPath, NodeIndex, NodeLocation, ROOT, View};
+use super::{CopyData, LayerPath, NodeIndex, NodeLocation, ROOT, View};
 use crate::ids::LayerId;
 use crate::layer::{Layer, WorkEntry};
 use crate::object_copy::{copy_content, copy_metadata, times};
 use crate::overlay;
 use crate::rooted_dir::{Result, RootedDir};
 use crate::write_set::{Fingerprint, Precondition};
-
-/// Whether a copy-up copies the content.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CopyData {
-    /// All of it.
-    Yes,
-    /// None: the file is about to be truncated.
-    No,
-}
 
 impl View {
     /// Copies the node up, if it is not in the top layer. Directories are copied without their entries.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, RenameFlags};
 use rustix::io::Errno;
 
-use super::copy_up::CopyData;
+use super::CopyData;
 use super::quota_hooks;
 use super::{NodeIndex, NodeLocation, View};
 use crate::layer::{Layer, WorkEntry};

@@ -29,7 +29,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use super::copy_up::CopyData;
+use super::CopyData;
 use super::{LayerPath, NodeIndex, NodeLocation, View};
 use crate::ids::LayerId;
 use crate::rooted_dir::Result;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{FileType, OFlags, Statx};
 use rustix::io::Errno;
 
-use super::copy_up::CopyData;
+use super::CopyData;
 use super::open::big_file_bytes;
 use super::{LayerPath, NodeIndex, NodeLocation, View};
 use crate::error::{Context, Error};

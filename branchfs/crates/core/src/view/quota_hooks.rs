@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, Statx};
 
-use super::copy_up::CopyData;
+use super::CopyData;
 use super::{NodeIndex, NodeLocation, View};
 use crate::layer::Layer;
 use crate::lazy_copy_up::PartialCopy;

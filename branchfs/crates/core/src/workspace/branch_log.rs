@@ -18,7 +18,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::BranchId;
-use super::store_directory::{chown_to, write_private};
 use crate::error::{Context, Error};
 use crate::ids::LayerId;
 use crate::layer::LayerObserver;
@@ -229,7 +228,7 @@ impl BranchLog {
             _ => {}
         }
         let log = Log::open(&path).at(&path)?;
-        chown_to(&path, owner)?;
+        no_follow::chown(&path, owner).at(&path)?;
         let text = no_follow::read(&path).at(&path)?;
         let loaded = LoadedLog::of(&text, &path)?;
         let records = Self { path, owner, log: Mutex::new(log) };
@@ -309,8 +308,8 @@ impl BranchLog {
         }
         let draft = self.path.with_file_name(DRAFT);
         let replace = || {
-            write_private(&draft, &text_of(&lines)?)?;
-            chown_to(&draft, self.owner)?;
+            no_follow::write(&draft, &text_of(&lines)?).at(&draft)?;
+            no_follow::chown(&draft, self.owner).at(&draft)?;
             let file = no_follow::open_file(&draft, OFlags::RDONLY).at(&draft)?;
             file.sync_data().at(&draft)?;
             no_follow::rename(&draft, &self.path).at(&self.path)?;

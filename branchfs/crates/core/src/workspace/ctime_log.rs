@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{FileType, OFlags};
 
-use super::store_directory::{chown_to, write_private};
 use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::rooted_dir::{RootedDir, check_length, stat_of};
@@ -88,8 +87,8 @@ impl CtimeLog {
             return if was_empty { Ok(()) } else { no_follow::remove_file(&path).at(&path) };
         }
         let draft = path.with_extension("new");
-        write_private(&draft, known.text().as_bytes())?;
-        chown_to(&draft, self.owner)?;
+        no_follow::write(&draft, known.text().as_bytes()).at(&draft)?;
+        no_follow::chown(&draft, self.owner).at(&draft)?;
         no_follow::rename(&draft, &path).at(&path)
     }
 
@@ -193,8 +192,8 @@ impl TrashCollector {
 fn append(base_store: &Path, owner: (u32, u32), lines: &str) -> Result<(), Error> {
     let path = path_in(base_store);
     if !no_follow::exists(&path).at(&path)? {
-        write_private(&path, b"")?;
-        chown_to(&path, owner)?;
+        no_follow::write(&path, b"").at(&path)?;
+        no_follow::chown(&path, owner).at(&path)?;
     }
     let mut file = no_follow::open_file(&path, OFlags::WRONLY | OFlags::APPEND).at(&path)?;
     file.write_all(lines.as_bytes()).at(&path)

@@ -20,7 +20,6 @@ use rustix::fs::{AtFlags, CWD, FileType, OFlags, Statx, StatxFlags, XattrFlags};
 
 use super::branch_log::BranchLog;
 use super::store::Store;
-use super::store_directory::chown_to;
 use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::object_copy::{copy_content, copy_metadata};
@@ -98,7 +97,7 @@ impl StoreLayout {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     std::os::unix::fs::symlink(wanted, &path).at(&path)?;
-                    chown_to(&path, owner)?;
+                    no_follow::chown(&path, owner).at(&path)?;
                 }
                 Err(error) => return Err(error).at(&path),
             }

@@ -13,7 +13,6 @@ use std::path::Path;
 use rustix::fs::{CWD, FileType, Mode, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use super::store_directory::chown_to;
 use crate::error::{Context, Error};
 use crate::ids::SCRATCH;
 use crate::no_follow;
@@ -84,7 +83,7 @@ struct Probe<'p> {
 impl Probe<'_> {
     fn all(&self) -> Result<(), Error> {
         no_follow::make_directory(self.scratch).at(self.scratch)?;
-        chown_to(self.scratch, self.owner)?;
+        no_follow::chown(self.scratch, self.owner).at(self.scratch)?;
         self.tells_cases_apart()?;
         self.has_whiteouts()?;
         self.has_links()?;

@@ -16,7 +16,7 @@ use super::conflicts::CommittedChanges;
 use super::ctime_log::CtimeLog;
 use super::external_store::{StagedLayers, TreeCopy};
 use super::partial_commit::{unlink_all, visit};
-use super::store_directory::{self, Lock, TimesGuard, chown_to, write_private};
+use super::store_directory::{self, Lock, TimesGuard};
 use super::{Branch, BranchId, Branches, Policy, Settings, now};
 use crate::driver::Driver;
 use crate::error::{Context, Error};
@@ -288,8 +288,8 @@ impl Store {
         let changes = path.join("changes");
         let text = serde_json::to_vec(&decided.changes)
             .map_err(|error| Error::Corrupt(error.to_string()))?;
-        write_private(&changes, &text)?;
-        chown_to(&changes, self.owner)?;
+        no_follow::write(&changes, &text).at(&changes)?;
+        no_follow::chown(&changes, self.owner).at(&changes)?;
         Ok((Arc::new(layer), Arc::new(changed_paths)))
     }
 
@@ -386,7 +386,7 @@ impl Store {
 
     pub(super) fn make_directory(&self, path: &Path) -> Result<(), Error> {
         no_follow::make_directory(path).at(path)?;
-        chown_to(path, self.owner)
+        no_follow::chown(path, self.owner).at(path)
     }
 
     /// Marks the end of a mount in the lock file.

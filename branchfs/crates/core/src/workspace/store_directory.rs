@@ -23,11 +23,6 @@ use crate::view::HIDDEN;
 /// Version of the store's format.
 pub const FORMAT: &str = "branchfs 2\n";
 
-/// Changes the owner of a path of the store to that of the base, who can then remove it.
-pub(super) fn chown_to(path: &Path, owner: (u32, u32)) -> Result<(), Error> {
-    no_follow::chown(path, owner).at(path)
-}
-
 /// Explains why a directory cannot be given to the base's owner, if the group is the reason.
 fn foreign_group(path: &Path, (uid, gid): (u32, u32), error: Error) -> Error {
     let is_refused =
@@ -49,17 +44,14 @@ pub fn trim_trailing_zeros(content: &[u8]) -> &[u8] {
     &content[..end]
 }
 
-/// Writes a file that only its owner may read.
-pub(super) fn write_private(path: &Path, content: &[u8]) -> Result<(), Error> {
-    no_follow::write(path, content).at(path)
-}
-
 pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
     let make = |path: &Path| {
         match no_follow::make_directory(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other.at(path).and_then(|()| {
-                chown_to(path, owner).map_err(|error| foreign_group(path, owner, error))
+                no_follow::chown(path, owner)
+                    .at(path)
+                    .map_err(|error| foreign_group(path, owner, error))
             })?,
         }
         let directory = no_follow::open_directory(path).at(path)?;
@@ -91,8 +83,8 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         }
         for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
             let path = store.join(name);
-            write_private(&path, content.as_bytes())?;
-            chown_to(&path, owner)?;
+            no_follow::write(&path, content.as_bytes()).at(&path)?;
+            no_follow::chown(&path, owner).at(&path)?;
         }
     }
     ["branches", "layers", "journal", "history", "trash"]
@@ -138,7 +130,7 @@ pub(super) fn choose_xattr_namespace(
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let made = std::os::unix::fs::symlink(possible.word(), &path).at(&path);
-            match made.and_then(|()| chown_to(&path, owner)) {
+            match made.and_then(|()| no_follow::chown(&path, owner).at(&path)) {
                 Err(Error::Io { source, .. }) if super::probe::is_full(&source) => {} // a later mount has room
                 other => other?,
             }
@@ -405,7 +397,7 @@ pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
     let path = store.join(LOCK);
     let file = no_follow::open_file(&path, OFlags::RDWR | OFlags::CREATE).at(&path)?;
     let owner = no_follow::open_directory(store).and_then(|store| store.metadata()).at(store)?;
-    chown_to(&path, (owner.uid(), owner.gid()))?;
+    no_follow::chown(&path, (owner.uid(), owner.gid())).at(&path)?;
     if try_lock(&file, store, waits)? {
         return Ok(Lock(file));
     }

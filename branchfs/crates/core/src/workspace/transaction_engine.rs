@@ -17,7 +17,6 @@ use super::branch_log::Line;
 use super::branch_table::{BranchTable, Branches, descendants, names_of};
 use super::partial_commit::{Continued, Remainder};
 use super::store::{SnapshotLayer, Store};
-use super::store_directory::{chown_to, write_private};
 use super::{Branch, BranchId, Committed, Forgotten, HISTORY_BYTES_MAX, MAIN_BRANCH, Policy};
 use crate::descriptors::admit_transaction;
 use crate::error::{Context, Error};
@@ -196,8 +195,8 @@ impl TransactionEngine {
         if let Some(newest) = done.map(|past| past.header.transaction).max() {
             let path = self.store.base_store_path.join(PRUNED);
             let draft = path.with_extension("new");
-            write_private(&draft, format!("{newest}\n").as_bytes())?;
-            chown_to(&draft, self.store.owner)?;
+            no_follow::write(&draft, format!("{newest}\n").as_bytes()).at(&draft)?;
+            no_follow::chown(&draft, self.store.owner).at(&draft)?;
             no_follow::rename(&draft, &path).at(&path)?;
         }
         for past in gone {

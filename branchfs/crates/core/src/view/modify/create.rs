@@ -12,7 +12,7 @@ use crate::layer::{Layer, WorkEntry};
 use crate::overlay::DEVICE_XATTR;
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
-use crate::view::copy_up::CopyData;
+use crate::view::CopyData;
 use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
 
 /// Mode bits that a change of owner clears.

@@ -10,7 +10,7 @@ use super::UpperEntry;
 use crate::layer::{Layer, WorkEntry};
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
-use crate::view::copy_up::CopyData;
+use crate::view::CopyData;
 use crate::view::{Found, NodeIndex, NodeLocation, View, quota_hooks};
 
 impl View {

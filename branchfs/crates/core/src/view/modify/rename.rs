@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::UpperEntry;
 use crate::layer::{Layer, WorkEntry};
 use crate::rooted_dir::Result;
-use crate::view::copy_up::CopyData;
+use crate::view::CopyData;
 use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
 
 impl View {
