@@ -12,6 +12,10 @@ the descriptor is sent along. No other descriptor is sent; an integer is never t
 
 A class or function that comes back is the original one, not a copy: both sides number the objects
 that were sent by value (`originals`).
+
+cloudpickle 3.1 is no substitute: it refuses a lock in a variable and a pipe that is open for
+writing, imports the program's modules without the values that the program has set in them, and its
+error does not name the variable. The parts above that it lacks would remain beside it.
 """
 
 from __future__ import annotations
