@@ -25,6 +25,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::hash::RandomState;
+use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,7 +68,7 @@ pub enum CopyData {
 /// A branch's tree.
 #[derive(Debug)]
 pub struct View {
-    pub(crate) layers: Vec<Arc<Layer>>,
+    pub(crate) layers: LayerStack,
     /// The nodes that the kernel knows.
     pub nodes: Nodes,
     /// The open files.
@@ -115,12 +116,134 @@ pub(crate) struct Found {
     pub(crate) attributes: Attributes,
 }
 
+/// The layers through which a branch is seen, top first, and the merged lookup in them.
+#[derive(Debug)]
+pub(crate) struct LayerStack(Vec<Arc<Layer>>);
+
+impl Deref for LayerStack {
+    type Target = [Arc<Layer>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl LayerStack {
+    /// Looks up `name` in the directories `sources` of these layers, top first.
+    fn find_in(&self, sources: &[LayerPath], name: &OsStr) -> Result<Option<Found>> {
+        let mut merged: Option<Merged> = None;
+        for (position, source) in sources.iter().enumerate() {
+            let path = source.path.join(name);
+            let layer = &source.layer;
+            if layer.is_base() && is_hidden(&path) {
+                continue;
+            }
+            let stat = match layer.tree.stat_entry(&source.path, name) {
+                Ok(stat) => stat,
+                Err(Errno::NOENT | Errno::NOTDIR) => continue,
+                Err(error) => return Err(error),
+            };
+            if layer.is_whiteout(&path, &stat)? {
+                break;
+            }
+            let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
+            if kind != FileType::Directory {
+                return Ok(Some(match merged {
+                    Some(merged) => merged.finish(),
+                    None => {
+                        self.object(kind, LayerPath { layer: Arc::clone(layer), path }, &stat)?
+                    }
+                }));
+            }
+            let at = LayerPath { layer: Arc::clone(layer), path };
+            let is_top = layer.id == self.0[0].id;
+            let rest = &sources[position + 1..];
+            let (opaque, redirect) = if layer.is_base() || self.is_lowest(layer) {
+                (true, None)
+            } else {
+                (layer.is_opaque(&at.path)?, layer.redirect(&at.path)?)
+            };
+            match &mut merged {
+                None => merged = Some(Merged::new(at.clone(), &stat, is_top)),
+                Some(merged) => merged.add(at.clone(), &stat),
+            }
+            if opaque {
+                break;
+            }
+            if let Some(origin) = redirect {
+                for below in self.resolve_below(&at.layer, &origin)? {
+                    let stat = below.layer.tree.stat(&below.path)?;
+                    if let Some(merged) = &mut merged {
+                        merged.add(below, &stat);
+                    }
+                }
+                break;
+            }
+            if rest.is_empty() {
+                break;
+            }
+        }
+        Ok(merged.map(Merged::finish))
+    }
+
+    /// Whether no layer is below this one.
+    fn is_lowest(&self, layer: &Layer) -> bool {
+        self.0.last().is_some_and(|last| last.id == layer.id)
+    }
+
+    /// Resolves `path` in the layers below `layer`, as a redirect requires.
+    fn resolve_below(&self, layer: &Layer, path: &Path) -> Result<Vec<LayerPath>> {
+        let position = self.0.iter().position(|other| other.id == layer.id).ok_or(Errno::IO)?;
+        let mut at: Vec<LayerPath> = self.0[position + 1..]
+            .iter()
+            .map(|layer| LayerPath { layer: Arc::clone(layer), path: PathBuf::new() })
+            .collect();
+        for name in path {
+            at = match self.find_in(&at, name)?.map(|found| found.place) {
+                Some(NodeLocation::Directory { lowers, .. }) => lowers.to_vec(),
+                _ => return Ok(Vec::new()),
+            };
+        }
+        Ok(at)
+    }
+
+    /// The result of a lookup that found an object other than a directory.
+    fn object(&self, kind: FileType, at: LayerPath, stat: &Statx) -> Result<Found> {
+        let layer = Arc::clone(&at.layer);
+        let is_top = layer.id == self.0[0].id;
+        // Only linked objects need to be found again by inode; in the top layer any may be linked later.
+        let inode = (is_top || stat.stx_nlink > 1).then_some((layer.origin, stat.stx_ino));
+        let is_lower_file = !is_top && kind == FileType::RegularFile;
+        let mut attributes = self.object_attributes(stat, &layer);
+        self.count_blocks(&mut attributes, &at, stat)?;
+        Ok(Found {
+            kind,
+            place: if is_top { NodeLocation::Upper } else { NodeLocation::Lower(at) },
+            inode,
+            identity: is_lower_file.then(|| Fingerprint::of(stat)),
+            attributes,
+        })
+    }
+
+    /// Attributes of an object other than a directory. Names that upper layers hide do not count as links.
+    pub(crate) fn object_attributes(&self, stat: &Statx, layer: &Layer) -> Attributes {
+        let mut found = attributes(stat, layer);
+        if stat.stx_nlink > 1 {
+            let above = self.0.iter().take_while(|other| other.id != layer.id);
+            let hidden: u32 =
+                above.map(|other| other.hard_links().hidden((layer.origin, stat.stx_ino))).sum();
+            found.nlink = found.nlink.saturating_sub(hidden);
+        }
+        found
+    }
+}
+
 impl View {
     /// A view of `layers`, top first.
     pub(crate) fn new(layers: Vec<Arc<Layer>>) -> Self {
         let root = root_place(&layers);
         Self {
-            layers,
+            layers: LayerStack(layers),
             nodes: Nodes::new(root),
             handles: Handles::default(),
             offsets: RandomState::new(),
@@ -245,123 +368,17 @@ impl View {
 
     /// Looks up `name` in a directory of the branch.
     pub(crate) fn find(&self, parent: NodeIndex, name: &OsStr) -> Result<Option<Found>> {
-        self.find_in(&self.sources(parent)?, name)
+        self.layers.find_in(&self.sources(parent)?, name)
     }
 
     /// Looks up `name` in the layers below the top one: the object that a change must hide.
     pub(crate) fn find_below(&self, parent: NodeIndex, name: &OsStr) -> Result<Option<Found>> {
         match &self.nodes.get(parent)?.place {
             NodeLocation::Directory { lowers, .. } if !lowers.is_empty() => {
-                self.find_in(lowers, name)
+                self.layers.find_in(lowers, name)
             }
             _ => Ok(None),
         }
-    }
-
-    fn find_in(&self, sources: &[LayerPath], name: &OsStr) -> Result<Option<Found>> {
-        let mut merged: Option<Merged> = None;
-        for (position, source) in sources.iter().enumerate() {
-            let path = source.path.join(name);
-            let layer = &source.layer;
-            if layer.is_base() && is_hidden(&path) {
-                continue;
-            }
-            let stat = match layer.tree.stat_entry(&source.path, name) {
-                Ok(stat) => stat,
-                Err(Errno::NOENT | Errno::NOTDIR) => continue,
-                Err(error) => return Err(error),
-            };
-            if layer.is_whiteout(&path, &stat)? {
-                break;
-            }
-            let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
-            if kind != FileType::Directory {
-                return Ok(Some(match merged {
-                    Some(merged) => merged.finish(),
-                    None => {
-                        self.object(kind, LayerPath { layer: Arc::clone(layer), path }, &stat)?
-                    }
-                }));
-            }
-            let at = LayerPath { layer: Arc::clone(layer), path };
-            let is_top = layer.id == self.layers[0].id;
-            let rest = &sources[position + 1..];
-            let (opaque, redirect) = if layer.is_base() || self.is_lowest(layer) {
-                (true, None)
-            } else {
-                (layer.is_opaque(&at.path)?, layer.redirect(&at.path)?)
-            };
-            match &mut merged {
-                None => merged = Some(Merged::new(at.clone(), &stat, is_top)),
-                Some(merged) => merged.add(at.clone(), &stat),
-            }
-            if opaque {
-                break;
-            }
-            if let Some(origin) = redirect {
-                for below in self.resolve_below(&at.layer, &origin)? {
-                    let stat = below.layer.tree.stat(&below.path)?;
-                    if let Some(merged) = &mut merged {
-                        merged.add(below, &stat);
-                    }
-                }
-                break;
-            }
-            if rest.is_empty() {
-                break;
-            }
-        }
-        Ok(merged.map(Merged::finish))
-    }
-
-    fn is_lowest(&self, layer: &Layer) -> bool {
-        self.layers.last().is_some_and(|last| last.id == layer.id)
-    }
-
-    /// Resolves `path` in the layers below `layer`, as a redirect requires.
-    fn resolve_below(&self, layer: &Layer, path: &Path) -> Result<Vec<LayerPath>> {
-        let position =
-            self.layers.iter().position(|other| other.id == layer.id).ok_or(Errno::IO)?;
-        let mut at: Vec<LayerPath> = self.layers[position + 1..]
-            .iter()
-            .map(|layer| LayerPath { layer: Arc::clone(layer), path: PathBuf::new() })
-            .collect();
-        for name in path {
-            at = match self.find_in(&at, name)?.map(|found| found.place) {
-                Some(NodeLocation::Directory { lowers, .. }) => lowers.to_vec(),
-                _ => return Ok(Vec::new()),
-            };
-        }
-        Ok(at)
-    }
-
-    fn object(&self, kind: FileType, at: LayerPath, stat: &Statx) -> Result<Found> {
-        let layer = Arc::clone(&at.layer);
-        let is_top = layer.id == self.layers[0].id;
-        // Only linked objects need to be found again by inode; in the top layer any may be linked later.
-        let inode = (is_top || stat.stx_nlink > 1).then_some((layer.origin, stat.stx_ino));
-        let is_lower_file = !is_top && kind == FileType::RegularFile;
-        let mut attributes = self.object_attributes(stat, &layer);
-        self.count_blocks(&mut attributes, &at, stat)?;
-        Ok(Found {
-            kind,
-            place: if is_top { NodeLocation::Upper } else { NodeLocation::Lower(at) },
-            inode,
-            identity: is_lower_file.then(|| Fingerprint::of(stat)),
-            attributes,
-        })
-    }
-
-    /// Attributes of an object other than a directory. Names that upper layers hide do not count as links.
-    pub(crate) fn object_attributes(&self, stat: &Statx, layer: &Layer) -> Attributes {
-        let mut found = attributes(stat, layer);
-        if stat.stx_nlink > 1 {
-            let above = self.layers.iter().take_while(|other| other.id != layer.id);
-            let hidden: u32 =
-                above.map(|other| other.hard_links().hidden((layer.origin, stat.stx_ino))).sum();
-            found.nlink = found.nlink.saturating_sub(hidden);
-        }
-        found
     }
 
     /// The layer and path of a node's content. `ENOENT` for orphans.
@@ -413,7 +430,7 @@ impl View {
         reason: LayerReplacement<'_>,
     ) -> Vec<Outdated> {
         let old_top = self.top();
-        self.layers = layers;
+        self.layers = LayerStack(layers);
         if let Ok(root) = self.nodes.get_mut(ROOT) {
             root.place = root_place(&self.layers);
         }

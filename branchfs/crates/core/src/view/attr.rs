@@ -52,8 +52,8 @@ impl View {
                         stat = stat_file(&file)?;
                     }
                 }
-                let mut found = self.object_attributes(&stat, &at.layer);
-                self.count_blocks(&mut found, &at, &stat)?;
+                let mut found = self.layers.object_attributes(&stat, &at.layer);
+                self.layers.count_blocks(&mut found, &at, &stat)?;
                 Ok(found)
             }
             _ => self.orphan_attributes(index),

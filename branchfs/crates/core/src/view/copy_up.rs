@@ -98,14 +98,17 @@ impl View {
         }
         self.record(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
-        let (tree, partial) = (&source.layer.tree, self.partial_at(&source, Some(stat.stx_ino))?);
+        let (tree, partial) =
+            (&source.layer.tree, self.layers.partial_at(&source, Some(stat.stx_ino))?);
         if let Some(partial) = &partial {
             stat.stx_blocks = partial.blocks()?;
         }
         let copying = Copying::charge(&top, &stat, content)?;
         let scratch = WorkEntry::new(&top);
         copy_object(tree, &source.path, &stat, top.work()?, &scratch, |copy| match &partial {
-            _ if self.is_copied_in_part(&stat, content) => self.begin_copy(&source, &stat, copy),
+            _ if self.is_copied_in_part(&stat, content) => {
+                self.layers.begin_copy(&source, &stat, copy)
+            }
             Some(partial) if content == CopyData::Yes => partial.copy_to(copy),
             _ => copy_whole(tree, &source.path, &stat, copy, content),
         })?;
@@ -117,7 +120,7 @@ impl View {
         copying.made(&top, &top.tree, &path, made.stx_ino)?;
         top.set_origin(made.stx_ino, source.layer.st_ino(stat.stx_ino))?;
         if stat.stx_nlink > 1 {
-            let links = self.object_attributes(&stat, &source.layer).nlink;
+            let links = self.layers.object_attributes(&stat, &source.layer).nlink;
             top.hard_links().keep_copy(
                 (source.layer.origin, stat.stx_ino),
                 &path,
@@ -202,7 +205,7 @@ impl View {
     /// branch changed an object with names that it never looked up.
     pub(crate) fn link_all_copied_up(&mut self) -> Result<()> {
         let mut lacks = false;
-        for layer in &self.layers {
+        for layer in self.layers.iter() {
             lacks |= layer.hard_links().lacks_names()?;
         }
         let mut pending = if lacks { vec![ROOT] } else { Vec::new() };

@@ -83,7 +83,7 @@ impl View {
                 entry.ino = match entry.kind {
                     // Which directories below it merges with, if any, takes a lookup to know.
                     FileType::Directory if !source.layer.is_base() => {
-                        let found = self.find_in(&sources, &entry.name)?;
+                        let found = self.layers.find_in(&sources, &entry.name)?;
                         found.map_or(entry.ino, |found| found.attributes.ino)
                     }
                     _ => source.layer.st_ino(entry.ino),

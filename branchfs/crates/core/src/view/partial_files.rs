@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::CopyData;
 use super::open::big_file_bytes;
-use super::{LayerPath, NodeIndex, NodeLocation, View};
+use super::{LayerPath, LayerStack, NodeIndex, NodeLocation, View};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::lazy_copy_up::{
@@ -19,20 +19,7 @@ use crate::lazy_copy_up::{
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 
-impl View {
-    /// The partial copy of a node, if it is one.
-    pub(crate) fn partial_of(&self, index: NodeIndex) -> Result<Option<Arc<PartialCopy>>> {
-        let node = self.nodes.get(index)?;
-        match &node.place {
-            NodeLocation::Upper | NodeLocation::Lower(_) if !node.names.is_empty() => {
-                self.partial_at(&self.locate(index)?, None)
-            }
-            NodeLocation::Directory { .. } => Ok(None),
-            // Without a name, it is reachable through open descriptors only.
-            _ => Ok(node.handles.iter().find_map(|handle| self.handles.partial(*handle))),
-        }
-    }
-
+impl LayerStack {
     /// As above, for an object of one of the view's layers.
     ///
     /// # Errors
@@ -95,7 +82,7 @@ impl View {
     /// The lower file of the copy with `record` in `layer`: at its recorded place, or in another layer further down if
     /// a commit has moved it there.
     fn original(&self, layer: &Layer, record: &Record) -> Result<Option<LowerFile>> {
-        let below = self.layers.iter().skip_while(|other| other.id != layer.id).skip(1);
+        let below = self.0.iter().skip_while(|other| other.id != layer.id).skip(1);
         let (then, others): (Vec<_>, Vec<_>) = below.partition(|other| other.id == record.layer);
         for candidate in then.into_iter().chain(others) {
             let file = match candidate.tree.open(&record.path, OFlags::RDONLY | OFlags::NONBLOCK) {
@@ -122,17 +109,6 @@ impl View {
         }
     }
 
-    /// Returns whether a partial copy-up of an object pays.
-    pub(super) fn is_copied_in_part(&self, stat: &Statx, content: CopyData) -> bool {
-        self.copies_in_part.load(Ordering::Relaxed)
-            && content == CopyData::Yes
-            && FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::RegularFile
-            && stat.stx_size >= big_file_bytes()
-            && stat.stx_nlink == 1
-            // With a disk limit the complete copy is charged, and so it is made.
-            && self.layers[0].ledger().is_none()
-    }
-
     /// Fills `copy`, an empty file of the top layer, from `source`: by sharing all blocks if the file system supports
     /// it, else as a partial copy.
     pub(super) fn begin_copy(
@@ -141,7 +117,7 @@ impl View {
         stat: &Statx,
         copy: &OwnedFd,
     ) -> Result<()> {
-        let top = self.top();
+        let top = Arc::clone(&self.0[0]);
         let file = source.layer.tree.open(&source.path, OFlags::RDONLY | OFlags::NONBLOCK)?;
         let seen = LowerFingerprint::of(file.as_fd())?;
         if (seen.ino, seen.size) != (stat.stx_ino, stat.stx_size) {
@@ -164,7 +140,7 @@ impl View {
     /// `Io`.
     pub(crate) fn partial_copies(&self) -> std::result::Result<Vec<PendingCopyUp>, Error> {
         let mut found = Vec::new();
-        for layer in &self.layers {
+        for layer in &self.0 {
             if layer.partial_copies().is_some_and(|parts| !parts.is_empty()) {
                 self.find_partial_copies(layer, &mut found)?;
             }
@@ -194,6 +170,32 @@ impl View {
             }
         }
         Ok(())
+    }
+}
+
+impl View {
+    /// The partial copy of a node, if it is one.
+    pub(crate) fn partial_of(&self, index: NodeIndex) -> Result<Option<Arc<PartialCopy>>> {
+        let node = self.nodes.get(index)?;
+        match &node.place {
+            NodeLocation::Upper | NodeLocation::Lower(_) if !node.names.is_empty() => {
+                self.layers.partial_at(&self.locate(index)?, None)
+            }
+            NodeLocation::Directory { .. } => Ok(None),
+            // Without a name, it is reachable through open descriptors only.
+            _ => Ok(node.handles.iter().find_map(|handle| self.handles.partial(*handle))),
+        }
+    }
+
+    /// Returns whether a partial copy-up of an object pays.
+    pub(super) fn is_copied_in_part(&self, stat: &Statx, content: CopyData) -> bool {
+        self.copies_in_part.load(Ordering::Relaxed)
+            && content == CopyData::Yes
+            && FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::RegularFile
+            && stat.stx_size >= big_file_bytes()
+            && stat.stx_nlink == 1
+            // With a disk limit the complete copy is charged, and so it is made.
+            && self.layers[0].ledger().is_none()
     }
 }
 

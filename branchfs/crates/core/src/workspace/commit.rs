@@ -259,7 +259,7 @@ impl<'w> Commit<'w> {
         // Before the plan is logged, since files that are renamed into the base must be complete. A refused commit
         // copies nothing, except with an external store, where all is copied before planning.
         let mounted = workspace.table.mounted(branch)?;
-        let incomplete = mounted.lock().partial_copies()?;
+        let incomplete = mounted.lock().layers.partial_copies()?;
         if !incomplete.is_empty() && !store.is_external() {
             validated_plan(workspace, branch, options)?;
         }

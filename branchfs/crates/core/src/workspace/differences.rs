@@ -50,7 +50,7 @@ fn pairs(
     }
     let mut pairs = list(own, below)?;
     for side in pairs.iter_mut().flat_map(|pair| [&mut pair.before, &mut pair.after]).flatten() {
-        side.partial = view.partial_of_layer(&side.layer, &side.place, side.stat.ino)?;
+        side.partial = view.layers.partial_of_layer(&side.layer, &side.place, side.stat.ino)?;
     }
     drop(view);
     Ok(pairs)
