@@ -33,8 +33,15 @@ def main(arguments: list[str] | None = None) -> int:
         "--mode",
         choices=[*SIZES, "attempts"],
         default="quick",
-        help="how much (%(default)s); attempts: what one attempt costs in a tree of 60 000 files, "
-        "with --runs, --place and --quiet alone",
+        help="how much (%(default)s); attempts: what one attempt costs in a large tree, with "
+        "--files, --runs, --place and --quiet alone",
+    )
+    parser.add_argument(
+        "--files",
+        type=int,
+        default=FILES,
+        metavar="N",
+        help="files of the tree of --mode attempts (%(default)s)",
     )
     parser.add_argument(
         "--runs",
@@ -72,6 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     if options.runs is not None and options.runs < RUNS_MIN:
         parser.error(f"a ratio takes {RUNS_MIN} runs or more: one says nothing about the next")
+    # git must not find anybody's settings, and a path in a socket's name must be short.
+    os.environ["GIT_CONFIG_GLOBAL"] = os.environ["GIT_CONFIG_SYSTEM"] = os.devnull
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of `finally`
     if options.mode == "attempts":
         return _attempts(options)
     size = SIZES[options.mode]
@@ -94,9 +104,6 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.quiet:
             print(f"bench: {text}", file=sys.stderr, flush=True)
 
-    # git must not find anybody's settings, and a path in a socket's name must be short.
-    os.environ["GIT_CONFIG_GLOBAL"] = os.environ["GIT_CONFIG_SYSTEM"] = os.devnull
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of `finally`
     about = machine(options.place or Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix="bb-", dir=options.place) as place:
         result = race(workloads, contestants, size, Path(place), tell)
@@ -105,7 +112,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _attempts(options: argparse.Namespace) -> int:
-    os.environ["GIT_CONFIG_GLOBAL"] = os.environ["GIT_CONFIG_SYSTEM"] = os.devnull
     about = machine(options.place or Path(tempfile.gettempdir()))
 
     def tell(text: str) -> None:
@@ -113,7 +119,7 @@ def _attempts(options: argparse.Namespace) -> int:
             print(f"bench: {text}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="bb-", dir=options.place) as place:
-        figures = measure(Path(place), FILES, options.runs or ROUNDS, tell)
+        figures = measure(Path(place), options.files, options.runs or ROUNDS, tell)
     print("".join(f"{name}: {value}\n" for name, value in about.items()))
     print(figures)
     return 0

@@ -102,12 +102,9 @@ def containers(base: Path, scratch: Path) -> Iterator[Ways]:
     copy.begin(base, scratch)
     start = ("docker", "run", "--rm", "--network", "none", "--workdir", "/work")
     try:
-        _import(root, f"{image}:small")
-        run("cp", "-a", base, root)
+        _import(f"{image}:small", root)
         (root / "work").rmdir()
-        (root / base.name).rename(root / "work")
-        _import(root, f"{image}:tree")
-        shutil.rmtree(root)
+        _import(f"{image}:tree", root, base)
 
         def with_copy(name: str) -> None:
             copy.create(name)
@@ -132,8 +129,14 @@ def _put_shell(root: Path) -> None:
         shutil.copy(file, place)
 
 
-def _import(root: Path, image: str) -> None:
-    run("sh", "-c", 'tar -C "$0" -c . | docker import - "$1"', root, image)
+def _import(image: str, root: Path, tree: Path | None = None) -> None:
+    """Makes an image of a root directory, and of a tree as its /work."""
+    words: list[str | Path] = ["tar", "-c", "-f", root.with_suffix(".tar"), "-C", root, "."]
+    if tree is not None:
+        words += ["-C", tree.parent, f"--transform=s,^{tree.name},work,", tree.name]
+    run(*words)
+    run("docker", "import", root.with_suffix(".tar"), image)
+    root.with_suffix(".tar").unlink()
 
 
 def _discard(_output: str) -> None:
@@ -156,6 +159,7 @@ def measure(place: Path, files: int, rounds: int, tell: Callable[[str], None]) -
     base.mkdir()
     tell(f"making {files} files")
     tree.make(base, files)
+    run("git", "repack", "-q", "-a", "-d", cwd=base)  # loose objects would be as many files again
     groups: list[Callable[[Path, Path], AbstractContextManager[Ways]]] = [
         lambda base, scratch: copies(Copy(), base, scratch),
         lambda base, scratch: copies(Worktree(), base, scratch),

@@ -263,9 +263,9 @@ def test_the_costs_of_attempts_are_measured_in_turn(
         raise Cannot("no containers here")
 
     monkeypatch.setattr(attempts, "containers", no_containers)
-    monkeypatch.setattr("benchmarks.__main__.FILES", 20)
     monkeypatch.setenv("BRANCHFS", find_program())
-    assert main(["--mode", "attempts", "--runs", "2", "--place", str(place), "--quiet"]) == 0
+    words = ["--mode", "attempts", "--files", "20", "--runs", "2", "--place", str(place), "--quiet"]
+    assert main(words) == 0
     shown = capsys.readouterr().out
     assert re.findall(r"^\| ([^|]*?) \| \d", shown, re.MULTILINE) == [
         *("cp -a", "git worktree"),
