@@ -33,7 +33,7 @@ def wrapper(*arguments: str | Path, **environ: str) -> subprocess.CompletedProce
     )
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     """Without an engine, ours alone."""
     told = wrapper("--version", PATH=str(WRAPPER.parent))
     assert (told.returncode, told.stdout) == (0, f"branching-docker {__version__}\n")
@@ -67,7 +67,7 @@ def test_the_python_beside_the_command_counts_in_an_environment_alone(tmp_path: 
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_that_asks_is_told_what_could_come_next(shell: str) -> None:
+def test_shell_completion_lists_the_possible_words(shell: str) -> None:
     """As the script asks that `completion` prints."""
     assert "_BRANCHING_DOCKER_COMPLETE" in wrapper("completion", shell).stdout
     line = "branching-docker do"

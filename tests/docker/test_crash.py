@@ -271,7 +271,7 @@ CUTS: dict[str, Callable[[int], object]] = {
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_an_up_that_is_cut_short_keeps_nobody_from_the_next(image: str, project: Project, cut: str) -> None:
+def test_an_interrupted_up_does_not_block_the_next(image: str, project: Project, cut: str) -> None:
     """Whatever it had come to: nothing, a container that is never started, one that mounts, or one that is ready."""
     seed = int(os.environ.get("BRANCHING_CRASH_SEED", random.randrange(1 << 30)))
     chosen = random.Random(seed)

@@ -119,7 +119,9 @@ def test_a_directory_that_branches_cannot_be_kept_in_is_missing(told: dict[str, 
     ],
     ids=["worktree", "submodule", "inside", "empty", "none"],
 )
-def test_a_repository_that_is_elsewhere_is_told_of(tmp_path: Path, content: str | None, expected: list[str]) -> None:
+def test_a_repository_outside_of_the_directory_is_reported(
+    tmp_path: Path, content: str | None, expected: list[str]
+) -> None:
     if content is not None:
         (tmp_path / ".git").write_text(content)
     assert [finding.state for finding in judge_repository(tmp_path)] == expected

@@ -74,7 +74,7 @@ def test_what_docker_does_not_know_is_none(fake: Docker) -> None:
     fake.stop("gone")
 
 
-def test_only_the_one_who_removes_a_container_is_told_so(fake: Docker) -> None:
+def test_only_the_call_that_removes_a_container_reports_it(fake: Docker) -> None:
     assert [fake.remove(name) for name in ("ended", "busy", "gone")] == [True, False, False]
 
 

@@ -122,7 +122,7 @@ def test_the_document_of_an_export_is_printed_beside_the_archive(
     assert (capfd.readouterr().out, archive.exists()) == ("", False)
 
 
-def test_a_token_is_read_here_and_only_if_nobody_else_can_read_it(tmp_path: Path) -> None:
+def test_a_token_is_read_on_the_host_and_only_if_it_is_private(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("0123456789abcdef\n")
     file.chmod(0o600)

@@ -91,7 +91,7 @@ def test_a_missing_directory_is_named(image: str) -> None:
     ],
     ids=["a closed device", "a masked /proc", "no capability"],
 )
-def test_a_user_without_what_it_takes_is_told_and_nothing_runs(
+def test_missing_requirements_are_reported_and_nothing_runs(
     image: str,
     project: Project,
     make_device: Callable[[int], str],
@@ -114,7 +114,7 @@ WHO = "id -u >who; whoami >>who; touch ~/kept && grep CapEff /proc/self/status >
 
 @pytest.mark.parametrize("read_only", [[], ["--read-only", "--network", "none"]], ids=["", "read-only"])
 @pytest.mark.parametrize("owner", [1000, 54321])
-def test_any_user_may_run_the_container_on_a_directory_of_theirs(
+def test_any_user_may_run_the_container_on_an_own_directory(
     image: str,
     make_project: Callable[..., Project],
     make_device: Callable[[int], str],

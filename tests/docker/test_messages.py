@@ -88,7 +88,7 @@ OWN = [("Messages of `branching-docker`", of_wrapper), ("Messages of the image",
 
 
 @pytest.mark.parametrize(("title", "messages"), OWN, ids=["wrapper", "image"])
-def test_every_message_of_ours_is_explained(title: str, messages: object) -> None:
+def test_every_message_is_explained(title: str, messages: object) -> None:
     assert callable(messages)
     explained = section(title)
     said = messages()

@@ -178,7 +178,7 @@ def test_only_the_driver_fuse_goes_without_the_overlays_capability(tmp_path: Pat
         assert ("DAC_READ_SEARCH" in argv) == (driver != "fuse")
 
 
-def test_ours_stands_behind_what_a_user_sets(tmp_path: Path) -> None:
+def test_the_wrappers_variable_comes_after_the_users(tmp_path: Path) -> None:
     """The last of several counts."""
     argv = plan(tmp_path, "run", settings=Settings(env=("BRANCHFS_DRIVER=x",), driver="fuse")).argv()
     assert argv.index("BRANCHFS_DRIVER=x") < argv.index("BRANCHFS_DRIVER=fuse")

@@ -90,7 +90,7 @@ def test_branches_are_found_where_they_are_kept_or_that_is_said(
     assert not (other.root / "of-kept").exists()
 
 
-def test_a_killed_container_is_recovered_from_though_nobody_says_where_its_branches_were(
+def test_a_killed_container_is_recovered_without_naming_its_store(
     image: str, project: Project, volume: str, engine: docker.DockerClient
 ) -> None:
     """The link in the directory says it; when nothing is kept any more, there is none."""
@@ -116,7 +116,7 @@ def test_a_killed_container_is_recovered_from_though_nobody_says_where_its_branc
     assert project.roots() == []
 
 
-def test_a_link_from_a_stranger_names_no_volume_but_ours(
+def test_a_forged_link_names_no_other_volume(
     image: str, project: Project, volume: str, engine: docker.DockerClient
 ) -> None:
     """A project may come with one; it would mount what is another's."""

@@ -192,7 +192,7 @@ def test_a_directory_inside_or_around_is_refused(shared: Project) -> None:
         (shared.root / "below").rmdir()
 
 
-def test_two_commands_at_once_share_and_the_second_to_commit_is_told(shared: Project) -> None:
+def test_two_concurrent_commands_share_a_container_and_the_second_commit_is_refused(shared: Project) -> None:
     """One waits until the other has committed a change of the same file: it is refused, and nothing of it arrives."""
     program = "echo slow >both; touch loser; echo up; cat >/dev/null"
     command = [str(WRAPPER), "-w", str(shared.root), "run", "--", "sh", "-c", program]

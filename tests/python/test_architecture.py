@@ -93,7 +93,7 @@ def test_functions_are_named_with_their_file() -> None:
     assert [name for name in names if name != "file::name" and not NAMED.fullmatch(name)] == []
 
 
-def test_a_file_or_function_that_is_gone_is_found() -> None:
+def test_a_missing_file_or_function_is_found() -> None:
     assert missing("workspace/commit.rs::commit") is None
     assert missing("workspace/gone.rs") == "no file workspace/gone.rs"
     assert missing("workspace/commit.rs::gone") == "no gone in workspace/commit.rs"

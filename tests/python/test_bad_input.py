@@ -251,7 +251,7 @@ def test_a_daemon_that_dies_in_the_middle(root: Path, real: Mounted, command: st
 
 
 @pytest.mark.timeout(600)  # sixteen commands, one after another
-def test_every_command_says_that_the_daemon_is_gone(root: Path, real: Mounted) -> None:
+def test_every_command_reports_that_the_daemon_has_exited(root: Path, real: Mounted) -> None:
     with Workspace(root) as space, space.branch("kept", on_success=None):
         pass
     os.kill(daemon_of(root), signal.SIGKILL)
@@ -286,9 +286,7 @@ def test_every_command_says_that_the_daemon_is_gone(root: Path, real: Mounted) -
         space.reopen("kept").abort()
 
 
-def test_a_daemon_that_dies_leaves_no_mount_of_ours(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_daemon_that_dies_leaves_no_mount(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On demand: the dead mount goes too."""
     monkeypatch.setenv("BRANCHFS", find_program())
     base = place / "base"

@@ -111,7 +111,7 @@ def test_a_race_compares_everybody_with_native(
     assert {"early", "late", "other", "2", "4"} <= set(labels)
 
 
-def test_who_fails_has_no_figure_but_a_reason(
+def test_a_failed_contestant_has_a_reason_instead_of_a_figure(
     raced: Callable[..., tuple[Result, dict[str, object]]],
 ) -> None:
     tired = _Fixed("other", fails_in_run=2)

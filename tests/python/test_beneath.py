@@ -196,7 +196,7 @@ def test_links_that_come_and_go_never_lead_out(directory: Path) -> None:
     assert (directory.parent / "elsewhere" / "file").read_text() == "secret\n"
 
 
-def test_what_is_refused_is_told_by_its_own_name(real_workspace: Workspace) -> None:
+def test_a_refused_path_is_reported_by_its_own_name(real_workspace: Workspace) -> None:
     with real_workspace.branch("a", on_success=None) as branch, branch.branch("b", on_success=None):
         tree = ConfinedDir(branch.path, real_workspace.owner)
         with pytest.raises(OSError, match="Read-only") as caught:

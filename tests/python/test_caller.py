@@ -86,7 +86,7 @@ def test_errors_for_a_model_have_the_callers_names() -> None:
 
 
 @pytest.mark.usefixtures("outside")
-def test_a_model_is_told_the_command_that_its_user_can_type(faked: Mounted) -> None:
+def test_a_model_gets_the_command_that_its_user_can_type(faked: Mounted) -> None:
     assert f"run `{HOST} commit b` or `{HOST} abort b`" in user_commits("b")
     with Workspace(faked.root) as workspace:
         server = served(workspace, propose=True)

@@ -94,7 +94,9 @@ def test_a_program_that_cannot_be_executed_ends_with_126(
 
 
 @pytest.mark.contract("3.11")
-def test_a_directory_that_is_gone_is_our_failure_and_not_the_programs(tmp_path: Path) -> None:
+def test_a_missing_directory_is_a_failure_of_branching_and_not_of_the_program(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ForkError, match="nothing ran"):
         sh("true", tmp_path / "gone").run()
 
@@ -136,7 +138,7 @@ def test_outputs_can_go_to_different_places(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "out\n"
 
 
-def test_a_flood_of_output_comes_through_whole(tmp_path: Path) -> None:
+def test_a_large_output_arrives_complete(tmp_path: Path) -> None:
     assert len(output_of("head -c 10000000 /dev/zero", tmp_path)) == 10_000_000
 
 
@@ -318,7 +320,9 @@ class TestOwner:
             assert (owner.name, owner.home) == ("ann", place)
         assert place.exists()
 
-    def test_without_an_owner_the_home_is_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_an_owner_the_home_is_the_callers(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("HOME", "/var/tmp/ours")
         assert Owner.home_of(None) == Path("/var/tmp/ours")
         monkeypatch.delenv("HOME")
@@ -328,7 +332,7 @@ class TestOwner:
         with Owner.of(0, 0) as owner:
             assert owner is None
 
-    def test_who_is_not_root_stays_who_he_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_ordinary_user_keeps_the_user_id(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: 77)
         with Owner.of(0, 0) as roots, Owner.of(12345, 12345) as others:
             assert (roots, others) == (None, None)

@@ -282,7 +282,7 @@ class TestInABranch:
 
     @pytest.mark.contract("3.5")
     @pytest.mark.parametrize("has_others", [False, True], ids=["alone", "beside root's mount"])
-    def test_nobody_needs_to_be_root(
+    def test_root_is_not_needed(
         self, place: Path, as_user: tuple[int, int], *, has_others: bool
     ) -> None:
         """Unprivileged user namespaces suffice, also if root has a mount in a private directory.
@@ -496,7 +496,7 @@ class TestWhatComesHome:
                 time.sleep(0.01)
             assert context.result.value == b"x" * (10 * MIB)
 
-    def test_what_cannot_be_sent_is_told_as_text(self, place: Path) -> None:
+    def test_a_value_that_cannot_be_sent_arrives_as_text(self, place: Path) -> None:
         error = failure_of(lambda path: (n for n in range(3)), place)
         assert "generator" in str(error.__cause__)
 
@@ -603,7 +603,7 @@ class TestLimits:
                 context.wait()
             assert context.result.ended == "pids"
 
-    def test_what_was_used_is_told(self, place: Path) -> None:
+    def test_usage_is_reported(self, place: Path) -> None:
         def target(path: Path) -> None:
             held = bytearray(50 * MIB)
             end = time.process_time() + 0.2

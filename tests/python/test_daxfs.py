@@ -186,7 +186,9 @@ def test_a_branch_that_another_program_ended_is_not_found(
         branch.commit()
 
 
-def test_others_than_root_are_told(space: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_reason_is_reported(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(*_: object) -> None:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 

@@ -40,7 +40,7 @@ def test_a_child_has_no_more_than_its_parent(real_workspace: Workspace) -> None:
     parent.abort()
 
 
-def test_the_limit_is_told_and_shown(workspace: Workspace) -> None:
+def test_the_limit_is_reported_and_shown(workspace: Workspace) -> None:
     with workspace.branch("limited", disk_limit=MIB, on_success=None) as limited:
         (record,) = workspace.branches()
         assert (record.disk_limit, record.disk_used) == (MIB, 0)

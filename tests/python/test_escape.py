@@ -417,7 +417,7 @@ class TestLife:
             context.abort(timeout=0.1)
             assert not context.alive
 
-    def test_running_out_of_descriptors_hurts_nobody_else(self, place: Path) -> None:
+    def test_running_out_of_descriptors_affects_no_other_process(self, place: Path) -> None:
         def exhaust(path: Path) -> int:
             held = []
             try:

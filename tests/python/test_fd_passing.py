@@ -45,7 +45,9 @@ print(message, len(descriptors), len(pauses))
 """
 
 
-def test_it_waits_until_others_have_received_theirs(as_user: tuple[int, int]) -> None:
+def test_it_waits_until_the_other_receivers_have_their_descriptors(
+    as_user: tuple[int, int],
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL.format(uid=as_user[0])],
         capture_output=True,

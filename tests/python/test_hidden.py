@@ -52,7 +52,7 @@ def test_other_names_of_the_same_file_are_hidden_too(tmp_path: Path) -> None:
     ]
 
 
-def test_a_name_that_is_listed_and_gone_is_refused(
+def test_a_listed_name_that_no_longer_exists_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What vanished may come back, and would then be readable."""

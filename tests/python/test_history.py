@@ -26,7 +26,7 @@ def commit(workspace: Workspace, name: str, content: str = "x") -> None:
 
 
 class TestWorkspace:
-    def test_the_last_commit_is_taken_back_and_made_again(self, real_workspace: Workspace) -> None:
+    def test_the_last_commit_is_undone_and_redone(self, real_workspace: Workspace) -> None:
         space = real_workspace
         commit(space, "one")
         commit(space, "two")
@@ -252,6 +252,6 @@ class TestCommands:
         assert "before that, 1 commit was undone" in done.err
 
     @pytest.mark.parametrize("command", ["undo", "redo"])
-    def test_nothing_to_take_back_is_our_failure(self, root: Path, command: str) -> None:
+    def test_nothing_to_undo_is_a_failure_of_branching(self, root: Path, command: str) -> None:
         done = branching(root, command)
         assert (done.code, done.out, "error: nothing was " in done.err) == (125, "", True)

@@ -125,7 +125,7 @@ def test_the_timeout_kills_functions(real_workspace: Workspace) -> None:
     assert processes_in(real_workspace.root) == []
 
 
-def test_what_they_print_is_told(real_workspace: Workspace) -> None:
+def test_their_output_is_reported(real_workspace: Workspace) -> None:
     said: list[str] = []
 
     def listen(event: Event) -> None:
@@ -175,7 +175,7 @@ def test_a_killed_child_of_a_function_that_returns_false_is_named(
     assert "out of memory" in result.process.reason
 
 
-def test_the_disk_limit_holds_and_is_told(real_workspace: Workspace) -> None:
+def test_the_disk_limit_holds_and_is_reported(real_workspace: Workspace) -> None:
     def fill(path: Path) -> bool:
         (path / "big").write_bytes(bytes(4 * MIB))
         return True
@@ -290,7 +290,7 @@ class TestWalls:
         with pytest.raises(error, match=message):
             Speculate([print], **options)
 
-    def test_a_wall_that_a_command_would_not_get_is_refused(
+    def test_an_isolation_option_that_a_command_would_not_get_is_refused(
         self, real_workspace: Workspace
     ) -> None:
         command = Program(["true"], workspace=real_workspace.root, owner=None)

@@ -84,7 +84,7 @@ def test_a_variable_is_named_only_for_a_clean_environment(real: Mounted, command
 
 
 @pytest.mark.usefixtures("base")
-def test_a_variable_that_is_missing_is_told(real: Mounted) -> None:
+def test_a_missing_variable_is_reported(real: Mounted) -> None:
     done = branching(real.root, "run", "--clean-env", "--env", "NO_SUCH", "--", "true")
     assert done.code == 0
     assert "--env NO_SUCH: there is no such variable" in done.err

@@ -395,7 +395,7 @@ def test_a_group_that_is_cleared_away_before_it_is_locked_is_made_anew(
     assert len(removed) == 2
 
 
-def test_a_process_that_is_gone_cannot_be_added() -> None:
+def test_a_process_that_has_ended_cannot_be_added() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     with (

@@ -89,19 +89,19 @@ class TestRun:
         assert (done.code, names(root)) == (0, ["made", NAME_FROM])
         assert done.document["ended"] == "exit"
 
-    def test_a_full_disk_is_told(self, root: Path) -> None:
+    def test_a_full_disk_is_reported(self, root: Path) -> None:
         done = branching(root, "run", "--disk-limit", "1M", "--json", "--", *shell(FILLER))
         assert (done.code, names(root)) == (1, [NAME_FROM])
         assert done.document["ended"] == "disk"
         assert "disk limit reached" in done.err
 
-    def test_who_copes_with_a_full_disk_succeeds(self, root: Path) -> None:
+    def test_a_command_that_handles_a_full_disk_succeeds(self, root: Path) -> None:
         command = shell(f"{FILLER} || rm filled; touch coped")
         done = branching(root, "run", "--disk-limit", "1M", "--json", "--", *command)
         assert (done.code, names(root)) == (0, ["coped", NAME_FROM])
         assert done.document["ended"] == "exit"
 
-    def test_too_many_processes_are_told(self, root: Path) -> None:
+    def test_too_many_processes_are_reported(self, root: Path) -> None:
         done = branching(root, "run", "--pids-limit", "10", "--json", "--", *PYTHON, FORKS)
         assert (done.code, done.document["ended"]) == (3, "pids")
         assert "too many processes" in done.err

@@ -27,7 +27,7 @@ def store(real: Mounted) -> Path:
 
 
 class TestLog:
-    def test_output_is_kept_also_of_branches_that_are_gone(self, root: Path) -> None:
+    def test_output_of_dropped_branches_is_kept(self, root: Path) -> None:
         words = ["-c", "echo one; echo two >&2; exit 3", "-c", "sleep 0.3; echo three"]
         assert branching(root, "speculate", *words).code == 0
         first, second = branching(root, "log").out.splitlines()
@@ -104,7 +104,7 @@ class TestLogbook:
         assert (tmp_path / "logs" / "call-0.log").read_text() == "x?\n"
 
     @pytest.mark.parametrize("each_alone", [True, False], ids=["lines", "blocks"])
-    def test_a_flood_is_cut(
+    def test_long_output_is_cut(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each_alone: bool
     ) -> None:
         monkeypatch.setattr(run_log, "LOG_BYTES_MAX", 100)
@@ -207,7 +207,7 @@ class TestForget:
         assert list((tmp_path / "logs").iterdir()) == []
         run_log.forget(tmp_path / "nothing")
 
-    def test_it_goes_through_no_link_and_leaves_what_is_not_ours(self, tmp_path: Path) -> None:
+    def test_it_follows_no_link_and_leaves_other_files(self, tmp_path: Path) -> None:
         other, logs = tmp_path / "other", tmp_path / "logs"
         other.mkdir()
         (other / "package.json").write_text("{}")

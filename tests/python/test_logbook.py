@@ -72,7 +72,7 @@ def test_a_branch_of_the_same_name_closes_the_log_of_the_one_before(place: Path)
 
 
 @pytest.mark.parametrize("step", ["bind", "listen"])
-def test_a_door_that_cannot_be_made_leaves_nothing(
+def test_a_control_socket_that_cannot_be_created_leaves_nothing(
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

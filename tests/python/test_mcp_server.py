@@ -217,7 +217,7 @@ def ask(server: subprocess.Popen[str], message: dict[str, Any]) -> None:
     assert not answer["result"].get("isError"), answer
 
 
-def test_what_a_killed_server_has_left_is_told_and_dropped_by_the_next(project: Path) -> None:
+def test_branches_of_a_killed_server_are_reported_and_dropped_by_the_next(project: Path) -> None:
     """The candidates of its races too; not what was kept, nor what a server that lives has made."""
     with served(project) as living, served(project) as killed, served(project) as keeping:
         created(living, "living")
@@ -310,7 +310,7 @@ def request(port: int, **headers: str) -> Iterator[http.client.HTTPResponse]:
         connection.close()
 
 
-def test_nobody_without_the_token_gets_in(project: Path) -> None:
+def test_requests_without_the_token_are_refused(project: Path) -> None:
     with over_http(project) as (port, _):
         for headers, status in (
             ({"Authorization": ""}, 401),
@@ -478,7 +478,7 @@ def test_without_its_extra_it_says_what_to_install(project: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_commands_that_wait_keep_nobody_from_being_served() -> None:
+async def test_waiting_commands_do_not_block_other_requests() -> None:
     """As many of them as there are shared threads, and more."""
     done = threading.Event()
 

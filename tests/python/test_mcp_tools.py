@@ -324,7 +324,7 @@ async def test_output_is_bounded_and_the_log_has_it_all(real_workspace: Workspac
         ({}, "kill -9 $$", "signal"),
     ],
 )
-async def test_limits_hold_and_are_told(
+async def test_limits_hold_and_are_reported(
     real_workspace: Workspace, rules: dict[str, Any], command: str, ended: str
 ) -> None:
     async with connected(served(real_workspace, **rules)) as agent:

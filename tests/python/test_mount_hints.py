@@ -33,7 +33,7 @@ def test_a_user_without_an_entry_needs_one_and_no_package() -> None:
     assert "install" not in text
 
 
-def test_in_a_user_namespace_nobody_is_to_remove_roots_directory() -> None:
+def test_in_a_user_namespace_no_hint_says_to_remove_roots_directory() -> None:
     """It belongs to root outside, so it cannot be removed. The mount itself is what is refused."""
     code, text = command_as(f"{AS_STRANGER} {IN_NAMESPACE}", "666")
     assert (code, "is not permitted" in text) == (125, True), text

@@ -103,7 +103,7 @@ class TestOpen:
             workspace.reopen("kept").commit()
         assert (base / "made").read_text() == "x"
 
-    def test_who_forgets_to_close_leaves_no_mount(self, base: Path) -> None:
+    def test_a_workspace_that_is_never_closed_leaves_no_mount(self, base: Path) -> None:
         script = (
             "import sys; from branching import Workspace\nprint(Workspace.open(sys.argv[1]).path)"
         )
@@ -125,7 +125,7 @@ class TestOpen:
             assert workspace.path.is_mount()
 
     @pytest.mark.parametrize("to", [None, "moved"])
-    def test_a_directory_that_is_gone_leaves_no_mount(self, base: Path, to: str | None) -> None:
+    def test_a_removed_directory_leaves_no_mount(self, base: Path, to: str | None) -> None:
         before = mounts_of_ours()
         with Workspace.open(base) as workspace:
             if to is None:
@@ -332,7 +332,7 @@ class TestMount:
                 Workspace.mount(base)
         assert mounts_of_ours() == before
 
-    def test_a_mount_in_use_is_told_and_can_be_closed_later(
+    def test_a_mount_in_use_is_reported_and_can_be_closed_later(
         self, base: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(automount, "BUSY_SECONDS_MAX", 0.1)

@@ -114,7 +114,7 @@ def use(space: Workspace) -> list[object]:
     return shown
 
 
-def test_nothing_planted_among_logs_and_agents_leads_out_of_the_store(
+def test_no_foreign_file_among_logs_and_agents_leads_out_of_the_store(
     real: Mounted, beside: Path
 ) -> None:
     with Workspace(real.root) as space:
@@ -160,7 +160,7 @@ def test_the_log_of_a_candidate_is_not_printed_through_a_link(real: Mounted, bes
         space.reopen("mine").abort()
 
 
-def test_an_entry_or_a_state_that_names_another_place_is_none_of_ours(
+def test_an_entry_or_a_state_that_names_another_place_is_ignored(
     real: Mounted, beside: Path
 ) -> None:
     logs = beside / "logs"
@@ -234,7 +234,7 @@ def test_only_a_plain_file_is_opened(beside: Path) -> None:
     assert subprocess.run(["ls", beside / "through"], check=True, capture_output=True).stdout
 
 
-def test_a_planted_attribute_makes_no_directory_a_mount(real: Mounted, beside: Path) -> None:
+def test_a_forged_attribute_makes_no_directory_a_mount(real: Mounted, beside: Path) -> None:
     """Not a plain directory, not a foreign mount whatever its source, and not a directory of a
     BranchFS that is mounted elsewhere."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -133,7 +133,7 @@ def test_it_dies_with_the_server(tmp_path: Path, number: int) -> None:
     until(lambda: is_gone(orphan), "it has ended")
 
 
-def test_who_waits_for_the_server_finds_no_spare(tmp_path: Path) -> None:
+def test_a_caller_that_waits_for_the_server_finds_no_spare_process(tmp_path: Path) -> None:
     """For want of work the server ends, and it ends last."""
     call(tmp_path)
     last = prefork()

@@ -28,7 +28,7 @@ def test_a_hidden_file_cannot_be_read(real_workspace: Workspace, hide: list[str]
 
 
 @pytest.mark.parametrize("network", [True, False])
-def test_without_the_network_nobody_outside_is_heard(
+def test_without_the_network_no_packet_from_outside_arrives(
     real_workspace: Workspace, network: bool
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -47,6 +47,6 @@ def test_a_clean_environment_has_no_keys(
 
 
 @pytest.mark.parametrize("walls", [{"hide": ["*.key"]}, {"network": False}])
-def test_walls_that_are_not_there_are_refused(walls: dict[str, Any]) -> None:
+def test_sandbox_options_without_a_sandbox_are_refused(walls: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="sandbox"):
         Program(["true"], workspace=None, owner=None, isolation="none", **walls)  # type: ignore[arg-type]

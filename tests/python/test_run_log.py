@@ -52,13 +52,13 @@ class TestInPipes:
         assert done.stdout.splitlines() == lines
         assert logged(root, "mine").splitlines() == lines
 
-    def test_a_flood_comes_through_whole(self, root: Path) -> None:
+    def test_a_large_output_arrives_complete(self, root: Path) -> None:
         size = 3_000_000
         done = branching(root, "run", "-q", "--", "sh", "-c", f"yes | head -c {size}; touch made")
         assert done.out == "y\n" * (size // 2)
         assert (root / "made").exists()
 
-    def test_what_failed_is_kept_too_and_told_as_such(self, root: Path) -> None:
+    def test_failed_candidates_are_kept_and_marked_as_failed(self, root: Path) -> None:
         words = ["-q", "-b", "mine", "--", "sh", "-c", "echo why >&2; exit 3"]
         done = branching(root, "run", *words)
         assert (done.code, done.err) == (3, "why\n")
@@ -86,7 +86,7 @@ class TestInPipes:
         assert done.out == "secret\n"
         assert branching(root, "log").out == ""
 
-    def test_who_reads_no_more_ends_the_command(self, root: Path) -> None:
+    def test_a_reader_that_stops_ends_the_command(self, root: Path) -> None:
         words = " ".join(branching_argv("run", "-b", "mine", "--", "sh", "-c", "'touch made; yes'"))
         done = subprocess.run(
             ["bash", "-c", f"{words} | head -1; echo ${{PIPESTATUS[0]}}"],
@@ -135,7 +135,7 @@ class TestOnATerminal:
         assert run.done().out == "up\ntyped\ntyped\ne\n"
         assert logged(root, "mine") == "up\ntyped\ntyped\ne\n"
 
-    def test_its_settings_are_its_own_and_ours_are_as_before(self, root: Path) -> None:
+    def test_its_terminal_settings_do_not_change_those_of_the_caller(self, root: Path) -> None:
         run = OnTerminal(
             root, ["run", "-q", "--", "sh", "-c", "echo up; read x; stty -echo; exit 4"]
         )

@@ -63,7 +63,7 @@ def test_events_tell_the_whole_story_in_order(workspace: Workspace) -> None:
     assert {event.branch for event in events} == {events[0].branch}
 
 
-def test_who_has_lost_is_not_compared_with_its_parent(
+def test_a_loser_is_not_compared_with_its_parent(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The winner would wait for it. A failure before there was a winner is compared."""
@@ -276,7 +276,7 @@ class TestSurroundingsThatFail:
             Speculate([lambda path: True])(space)
         assert space.branches() == []
 
-    def test_an_abort_that_fails_is_told(self, faked: Mounted, space: Workspace) -> None:
+    def test_a_failed_abort_is_reported(self, faked: Mounted, space: Workspace) -> None:
         assert faked.fake
         faked.fake.refuse_next["abort"] = Refusal("io", "disk on fire")
         with pytest.raises(AbortError, match="disk on fire"):
@@ -426,7 +426,7 @@ def test_lines_that_arrive_together_are_one_block() -> None:
 
 
 @pytest.mark.parametrize("takes_blocks", [False, True], ids=["lines", "blocks"])
-def test_a_listener_is_told_each_line_unless_it_takes_blocks(takes_blocks: bool) -> None:
+def test_a_listener_gets_each_line_unless_it_takes_blocks(takes_blocks: bool) -> None:
     heard: list[str] = []
 
     def listener(event: Event) -> None:

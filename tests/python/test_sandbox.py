@@ -51,7 +51,7 @@ class TestFiles:
         assert said.lines == [str(real.root), "seed", "/tmp"]
         assert not (real.base / "made").exists()
 
-    def test_base_and_store_are_gone(self, run: Callable[..., Said], real: Mounted) -> None:
+    def test_base_and_store_are_hidden(self, run: Callable[..., Said], real: Mounted) -> None:
         said = run(f"ls -A '{real.base}'; test -e '{real.base}/seed.txt'; echo $?")
         assert said.lines[-1] == "1"
         assert len(said.lines) == 1 or "No such file" in said.text
@@ -172,13 +172,13 @@ class TestNetwork:
     def test_without_a_network_there_is_loopback(self, run: Callable[..., Said]) -> None:
         assert run(f'python3 -c "{self.SCRIPT}"', network=False).lines == ["1"]
 
-    def test_with_one_it_is_ours(self, run: Callable[..., Said]) -> None:
+    def test_with_the_network_it_is_the_callers(self, run: Callable[..., Said]) -> None:
         assert run("readlink /proc/self/ns/net").lines == [os.readlink("/proc/self/ns/net")]  # noqa: PTH115
 
 
 class TestFailures:
     @pytest.mark.contract("3.6")
-    def test_a_machine_without_namespaces_is_told_what_to_do(
+    def test_the_error_on_a_machine_without_namespaces_says_what_to_do(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         failed = {"failed": "clone", "errno": 1}
@@ -299,7 +299,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def test_a_caller_may_ignore_signals_that_nobody_can_set(real: Mounted) -> None:
+def test_a_caller_may_ignore_signals_that_cannot_be_set(real: Mounted) -> None:
     """As some container engines do."""
     argv = [sys.executable, "-c", IGNORES, *branching_argv("run", "--", "touch", "made")]
     done = subprocess.run(argv, cwd=real.root, capture_output=True, text=True, check=False)

@@ -540,7 +540,7 @@ with BranchContext(["sh", "-c", "echo $$ >new && mv new pid; exec sleep 600"], s
         os.killpg(caller.pid, signal.SIGKILL)
 
 
-def test_it_ends_all_when_its_caller_is_gone_before_it_has_heard(
+def test_it_ends_all_processes_if_its_caller_exits_before_the_answer(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nobody has read resets the line, which is another end than a closed one."""

@@ -456,7 +456,7 @@ def test_a_session_in_a_branch_commits_into_it(space: Space) -> None:
         outer.abort()
 
 
-def test_async_twins_do_the_same(space: Space) -> None:
+def test_async_methods_do_the_same(space: Space) -> None:
     async def use() -> object:
         async with Session(space.workspace) as session:
             await session.run_async("x = 1")

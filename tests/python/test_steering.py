@@ -121,9 +121,7 @@ class TestFromAnotherProcess:
         assert branching(real.root, "commit", call.entry().branch).code == 0
         assert (real.base / "worth-it").exists()
 
-    def test_after_the_call_nobody_answers_and_no_door_is_left(
-        self, real: Mounted, logs: Path
-    ) -> None:
+    def test_after_the_call_no_control_socket_is_left(self, real: Mounted, logs: Path) -> None:
         call = Call(real.root, logs, COUNTING)
         door = logs / call.entry().door
         assert is_alive(door)
@@ -135,7 +133,7 @@ class TestFromAnotherProcess:
         with pytest.raises(BranchError, match="does not answer"):
             send_request(door, "stop", call.entry().branch)
 
-    def test_a_killed_call_leaves_a_door_that_the_next_sweeps_away(
+    def test_the_control_socket_of_a_killed_call_is_removed_by_the_next(
         self, real: Mounted, logs: Path
     ) -> None:
         call = Call(real.root, logs, "sleep 600")
@@ -186,7 +184,7 @@ class TestHelm:
             controller.tell("b", "yours")
         assert victim.read_text() == "mine\n"
 
-    def test_what_has_no_steer_file_is_not_told(self) -> None:
+    def test_a_command_without_a_message_file_gets_no_message(self) -> None:
         controller = RunController()
         with (
             controller.controlling("b", Sleeper(), None),
@@ -229,7 +227,7 @@ class TestDoor:
             assert error in json.loads(client.makefile().readline())["error"]
         assert is_alive(place / opened.name)
 
-    def test_who_hangs_up_or_says_nothing_does_not_keep_others_out(
+    def test_a_client_that_disconnects_or_sends_nothing_does_not_block_others(
         self, place: Path, opened: ControlServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(control_servers, "ASKING_SECONDS_MAX", 0.2)

@@ -69,7 +69,7 @@ def test_a_workspace_opened_in_a_branch_stands_for_that_branch(workspace: Worksp
     assert (workspace.path / "new").exists()
 
 
-def test_a_workspace_in_a_branch_that_is_gone_is_not_found(workspace: Workspace) -> None:
+def test_a_workspace_in_a_dropped_branch_is_not_found(workspace: Workspace) -> None:
     with pytest.raises(BranchNotFoundError, match="no open branch"):
         Workspace(workspace.path / "@gone" / "file")
 
@@ -196,7 +196,7 @@ def test_ending_twice_does_nothing(workspace: Workspace) -> None:
 
 
 @pytest.mark.contract("2.15", "2.16")
-def test_the_first_sibling_wins_and_the_second_is_told(workspace: Workspace) -> None:
+def test_the_first_sibling_wins_and_the_second_gets_a_conflict(workspace: Workspace) -> None:
     """Nothing is left of the loser."""
     with workspace.branch("first") as first:
         (first.path / "who").write_text("first")

@@ -514,7 +514,7 @@ def test_a_branch_may_have_files_of_its_own(real_workspace: Workspace, workspace
     assert (real_workspace.path in seen) is (workspace == "shared")
 
 
-def test_a_tool_cannot_take_a_name_of_ours() -> None:
+def test_a_tool_cannot_take_a_reserved_name() -> None:
     taken = type("Taken", (Module,), {"branch_": 1, "tools": [_named("__finish__")]})
     with pytest.raises(TypeError, match="cannot be named __finish__"):
         taken()

@@ -125,7 +125,7 @@ def when_it_runs(deed: Callable[[], None]) -> None:
             time.sleep(0.01)
 
 
-def test_an_agent_at_the_helm_is_paused_told_and_stopped(
+def test_a_running_agent_is_paused_sent_a_message_and_stopped(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As `branching watch` does it: pause, a word, resume of the first; stop of the second."""

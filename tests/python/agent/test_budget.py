@@ -242,7 +242,7 @@ class TestFork:
 
 
 class TestLedger:
-    def test_what_is_told_afterwards_counts_for_all_accounts_around(self) -> None:
+    def test_usage_reported_afterwards_counts_for_all_enclosing_accounts(self) -> None:
         """Also what is refused: it was spent."""
         outer = Ledger(Budget(usd=1.0))
         outer.open("around", Budget(tokens=100))
@@ -325,7 +325,7 @@ class TestLedger:
             Budget(usd=usd)
 
 
-def test_a_request_that_fails_costs_what_it_was_told_to_cost() -> None:
+def test_a_failed_request_costs_what_was_reported() -> None:
     async def work() -> None:
         async def fails(runner: ScriptedRunner) -> None:
             for used in (None, Usage(usd=0.2)):

@@ -63,7 +63,7 @@ class TestStore:
     """Both stores behave the same."""
 
     @pytest.mark.parametrize("tree", MARKS, ids=repr)
-    def test_what_is_saved_is_got_back_whole(
+    def test_saved_state_is_read_back_complete(
         self, store: CheckpointStore, tree: TreeMark | None
     ) -> None:
         store.save(checkpoint("a", tree))

@@ -183,7 +183,7 @@ class TestBinary:
         assert only(found).agreement == "split"
         assert found.summary.agreement_score == 0.0
 
-    def test_a_text_that_is_too_big_is_told_by_its_digest(self, real: Mounted) -> None:
+    def test_a_text_that_is_too_big_is_shown_by_its_digest(self, real: Mounted) -> None:
         big = "x\n" * TEXT_BYTES_MAX
         [one] = only(report(real, write("f", big))).branches.values()
         assert (one.unified_diff_vs_parent or "").startswith("[too big to be compared")
@@ -228,7 +228,7 @@ def test_a_renamed_file_is_paired_with_its_old_name(real: Mounted) -> None:
     assert by_path["d/f"].operation == "deleted"
 
 
-def test_an_empty_directory_is_told_and_a_full_one_is_not(real: Mounted) -> None:
+def test_an_empty_directory_is_reported_and_a_full_one_is_not(real: Mounted) -> None:
     def directories(top: Path) -> None:
         (top / "empty").mkdir()
         write("full/f", "x")(top)
@@ -428,7 +428,7 @@ def test_changes_are_read_again_if_a_path_went_meanwhile(
 
 
 @pytest.mark.parametrize("error", [BranchStaleError, BranchNotFoundError])
-def test_a_branch_that_is_gone_or_stale_is_not_read_again(
+def test_a_dropped_or_stale_branch_is_not_read_again(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: type[BranchError]
 ) -> None:
     read = Branch.diff

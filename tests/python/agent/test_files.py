@@ -327,7 +327,7 @@ class TestMirror:
 class TestPerson:
     """What a person changes in a branch's directory is told to the run."""
 
-    def test_the_runs_own_changes_are_not_told(self, real: Mounted) -> None:
+    def test_the_runs_own_changes_are_not_reported(self, real: Mounted) -> None:
         def test(files: BranchFiles, branch: Branch) -> None:
             owner = (0, 0)
             watch = EditWatch(

@@ -171,7 +171,7 @@ def test_pick_merges_the_one_that_was_named(root: Path) -> None:
         ("fail", 125, "1\n2\n3 base\n"),
     ],
 )
-def test_conflicts_end_as_they_are_told_to(
+def test_conflicts_end_as_the_options_say(
     real: Mounted, policy: str, code: int, content: str
 ) -> None:
     """The file is changed in the base, behind the mount, while the branch runs."""
@@ -334,7 +334,7 @@ class TestFromAnotherProcess:
         call.running.signal(signal.SIGTERM)
         assert call.running.done().code == 128 + signal.SIGTERM
 
-    def test_it_is_told_something(self, real: Mounted) -> None:
+    def test_it_receives_a_message(self, real: Mounted) -> None:
         waits = 'until grep -q "go on" "$BRANCHING_STEER"; do sleep 0.02; done; touch won'
         call = Steered(real, waits)
         call.ask("tell", "go on")
@@ -357,7 +357,7 @@ class TestFromAnotherProcess:
         assert (real.base / "lost").exists()
 
 
-def test_what_was_spent_is_told(root: Path) -> None:
+def test_the_cost_is_reported(root: Path) -> None:
     """Of the budgets of the command line: each branch's own, and that of all."""
     tells = """echo '{"usd": 0.3, "tokens": 10}' >&3"""
     done = branching(

@@ -133,7 +133,7 @@ def test_one_that_runs_is_not_taken(real: Mounted) -> None:
     nothing_is_left(real)
 
 
-def test_whose_branches_are_gone_is_forgotten(real: Mounted) -> None:
+def test_a_fork_whose_branches_were_dropped_is_forgotten(real: Mounted) -> None:
     fork_id = killed(real)
     with Workspace(real.root) as space:
         for record in reversed(space.branches()):
@@ -214,7 +214,7 @@ def test_what_makes_no_sense_is_a_usage_error(real: Mounted, words: list[str]) -
     assert called(real.root, "fork", *words).code == 2
 
 
-def test_a_fork_of_another_program_is_not_ours(real: Mounted) -> None:
+def test_a_fork_of_another_program_is_left_alone(real: Mounted) -> None:
     done = called(real.root, "fork", "--resume", "1a2b3c4d")
     assert done.code == 125
     assert "left were: none" in done.err

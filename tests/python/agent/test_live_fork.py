@@ -299,7 +299,7 @@ def test_the_instructions_explain_forking() -> None:
 
 
 @pytest.mark.parametrize("tells_edits", [True, False])
-def test_a_branchs_model_is_told_what_a_person_changed_while_it_answered(
+def test_the_model_of_a_branch_gets_the_edits_that_a_person_made_while_it_answered(
     real_workspace: Workspace, tells_edits: bool
 ) -> None:
     told: list[list[str]] = []
@@ -330,7 +330,7 @@ def test_a_branchs_model_is_told_what_a_person_changed_while_it_answered(
 
 
 @pytest.mark.parametrize("tells_edits", [True, False])
-def test_the_capability_decides_whether_a_branch_is_told_of_edits(
+def test_the_capability_decides_whether_a_branch_gets_notes_of_edits(
     real_workspace: Workspace, tells_edits: bool
 ) -> None:
     told: list[list[str]] = []

@@ -251,7 +251,7 @@ class TestConflict:
         assert f"1 conflict: {SEED}" in result.notice
 
     @pytest.mark.contract("F8")
-    def test_theirs_lands_and_is_reported(
+    def test_the_version_of_the_branch_is_written_and_reported(
         self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
     ) -> None:
         result = forked.merge(MINE, meanwhile=meanwhile, on_conflict="theirs")
@@ -812,7 +812,7 @@ class TestThirdAtEveryStep:
     @pytest.mark.contract("F7")
     @pytest.mark.parametrize("kind", ["edit", "delete"])
     @pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
-    def test_nothing_of_theirs_is_lost(
+    def test_no_change_of_another_writer_is_lost(
         self, real: Mounted, kind: str, is_copied: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         mine = {SEED: "mine\n", "new": "new\n"}

@@ -93,7 +93,7 @@ class TestStore:
     """Both stores behave the same."""
 
     @pytest.mark.contract("B25")
-    def test_what_is_saved_is_got_back_whole(self, store: ForkStateStore) -> None:
+    def test_saved_state_is_read_back_complete(self, store: ForkStateStore) -> None:
         store.save(state("x"))
         assert store.get("x") == state("x")
         assert store.get("y") is None

@@ -205,7 +205,7 @@ class TestCheckpoints:
 
         run(work())
 
-    def test_files_that_cannot_be_kept_are_told(self, real: Mounted) -> None:
+    def test_files_that_cannot_be_kept_are_reported(self, real: Mounted) -> None:
         """A socket has no place in an archive: the conversation is kept all the same."""
 
         async def work() -> None:
@@ -514,7 +514,7 @@ class TestResolve:
 
         run(work())
 
-    def test_a_judge_that_picks_nobody_merges_nothing(self) -> None:
+    def test_a_judge_that_picks_no_branch_merges_nothing(self) -> None:
         async def work() -> None:
             made = await forked(None, Picking("x"))
             with pytest.raises(ForkStateError, match="which cannot win"):
@@ -539,7 +539,7 @@ class TestResolve:
         run(work())
 
     @pytest.mark.contract("D9")
-    def test_nobody_is_there_to_be_asked(self) -> None:
+    def test_without_a_person_no_question_is_asked(self) -> None:
         """An automatic merge denies approvals that wait for a person."""
 
         async def asks(runner) -> None:  # type: ignore[no-untyped-def]

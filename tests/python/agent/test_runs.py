@@ -291,7 +291,7 @@ def test_a_running_branch_can_be_steered() -> None:
     in_time(work())
 
 
-def test_a_paused_branch_sends_no_request_and_hears_what_it_is_told_meanwhile() -> None:
+def test_a_paused_branch_sends_no_request_and_gets_messages_sent_meanwhile() -> None:
     """It waits before its next request; what it is told is in that. A stop ends a pause."""
 
     def model(messages: list[ModelMessage]) -> ModelResponse:

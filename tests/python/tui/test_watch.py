@@ -452,7 +452,7 @@ def test_the_chosen_row_has_the_two_colours_of_the_terminal_alone(
     piloted(app, act)
 
 
-def test_a_commit_names_who_becomes_stale_and_the_committed_one_has_won(
+def test_a_commit_names_the_stale_branches_and_the_committed_one_has_won(
     real: Mounted, app: Watch, space: Workspace
 ) -> None:
     call = race(real.root, "echo new >made; sleep 600")
@@ -478,7 +478,7 @@ def test_a_commit_names_who_becomes_stale_and_the_committed_one_has_won(
     piloted(app, act)
 
 
-def test_the_changes_of_a_branch_that_is_gone_are_short(real: Mounted, app: Watch) -> None:
+def test_the_changes_of_a_dropped_branch_are_short(real: Mounted, app: Watch) -> None:
     race(real.root, f"rm {NAME_FROM}; echo new >made; exit 1").done()
 
     async def act(pilot: Pilot[Any]) -> None:
@@ -503,9 +503,7 @@ def test_a_message_goes_after_a_while(
     piloted(app, act)
 
 
-def test_the_files_of_a_branch_that_is_gone_are_those_of_its_patch(
-    real: Mounted, app: Watch
-) -> None:
+def test_the_files_of_a_dropped_branch_are_those_of_its_patch(real: Mounted, app: Watch) -> None:
     """Also of a candidate that was cancelled, whose changes nothing else has counted."""
     slow = f"echo mine > {NAME_FROM}; touch ready; sleep 600"
     call = race(real.root, slow, WAITS)
