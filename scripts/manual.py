@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[1] / "docs"
 SEAM = "## The commands\n"
+GROUP_HEAD = """# Commands: {group}
+
+`scripts/manual.py` writes this page from `--help`. [All commands](commands.md) explains variables,
+output and exit codes.
+"""
 HOST_NAME = "branching-docker -w DIR"
 """How the wrapper's user begins a command line."""
 
@@ -40,9 +45,8 @@ def manuals() -> dict[Path, str]:
 
     # What the wrapper passes on is in the other reference.
     own = [str(name) for command in wrapper.registered_commands if (name := told(command)) not in FORWARDED_COMMANDS]
-    names = ["", *(told(command) for command in branching.registered_commands)]
     return {
-        DOCS / "commands.md": manual(DOCS / "commands.md", branching, "branching", names),
+        **command_pages(),
         DOCS / "branching-docker.md": manual(DOCS / "branching-docker.md", wrapper, "branching-docker", ["", *own]),
         DOCS / "mcp-reference.md": tool_manual(DOCS / "mcp-reference.md"),
     }
@@ -85,16 +89,37 @@ def told(command: object) -> str:
     return str(getattr(command, "name", None) or getattr(command, "callback").__name__)  # noqa: B009
 
 
+def command_pages() -> dict[Path, str]:
+    """Returns the whole text of the reference of `branching`: an overview, and a page for each group of its help."""
+    groups: dict[str, list[str]] = {}
+    for command in branching.registered_commands:
+        groups.setdefault(str(command.rich_help_panel), []).append(told(command))
+    pages: dict[Path, str] = {}
+    rows = ["| group | commands |", "|---|---|"]
+    for group, names in groups.items():
+        page = DOCS / f"commands-{group.lower().replace(' ', '-')}.md"
+        helps = [help_of(branching, "branching", name, level="##") for name in names]
+        pages[page] = "\n".join([GROUP_HEAD.format(group=group), *helps])
+        links = " · ".join(f"[`{name}`]({page.name}#{name})" for name in names)
+        rows.append(f"| [{group}]({page.name}) | {links} |")
+    overview = DOCS / "commands.md"
+    head, seam, _ = overview.read_text(encoding="utf-8").partition(SEAM)
+    table = "\n".join(rows)
+    return {overview: f"{head}{seam}\n{table}\n\n{help_of(branching, 'branching', '')}", **pages}
+
+
 def manual(path: Path, app: Typer, program: str, names: list[str]) -> str:
     """Returns the whole text of one reference, given the one there is; "" is the program itself."""
     head, seam, _ = path.read_text(encoding="utf-8").partition(SEAM)
-    parts = [head + seam]
-    for name in names:
-        shown = CliRunner().invoke(app, [*name.split(), "--help"], prog_name=program, env={"COLUMNS": "80"})
-        assert shown.exit_code == 0, shown.output
-        text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
-        parts.append(f"### {name or program}\n\n```text\n{text}\n```\n")
-    return "\n".join(parts)
+    return "\n".join([head + seam, *(help_of(app, program, name) for name in names)])
+
+
+def help_of(app: Typer, program: str, name: str, level: str = "###") -> str:
+    """Returns the section with the help of one command."""
+    shown = CliRunner().invoke(app, [*name.split(), "--help"], prog_name=program, env={"COLUMNS": "80"})
+    assert shown.exit_code == 0, shown.output
+    text = "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
+    return f"{level} {name or program}\n\n```text\n{text}\n```\n"
 
 
 def main() -> int:
