@@ -34,7 +34,7 @@ def wrapper(*arguments: str | Path, **environ: str) -> subprocess.CompletedProce
 
 
 def test_the_version_is_printed() -> None:
-    """Without an engine, ours alone."""
+    """Without an engine, only the version of the wrapper."""
     told = wrapper("--version", PATH=str(WRAPPER.parent))
     assert (told.returncode, told.stdout) == (0, f"branching-docker {__version__}\n")
 
@@ -193,7 +193,7 @@ def test_a_stopped_engine_is_named(tmp_path: Path) -> None:
 
 
 def test_a_refusing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A socket that nobody listens on, as a killed daemon leaves it."""
+    """A socket without a listener, as a killed daemon leaves it."""
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     with socket.socket(socket.AF_UNIX) as abandoned:
         abandoned.bind("s")

@@ -1,4 +1,4 @@
-"""A warm container: commands in it behave as in one of their own, and it goes when nobody needs it."""
+"""A warm container: commands in it behave as in one of their own, and it ends when it is idle."""
 
 from __future__ import annotations
 

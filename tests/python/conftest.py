@@ -90,7 +90,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing(scratch: Path) -> Iterator[None]:
-    """Fails a test that left a mount, a child process or a temporary directory of ours."""
+    """Fails a test that left a mount, a child process or a temporary directory."""
     before = Traces.now(scratch)
     yield
     assert not (left := before.left_since()), f"left behind:\n{left}"

@@ -116,7 +116,7 @@ def _fifo(path: Path) -> None:
 def test_only_files_are_read_and_written(
     directory: Path, make: Callable[[Path], None], code: int
 ) -> None:
-    """A pipe that nobody writes to would hold us for ever."""
+    """Opening a pipe without a writer would block for ever."""
     make(directory / "odd")
     tree = ConfinedDir(directory, OURS)
     for act in (lambda: tree.read("odd", limit=1), lambda: tree.write("odd", b"")):

@@ -1,4 +1,4 @@
-"""The process layer: a command runs, ends, or is killed, and is gone with its group."""
+"""The process layer: a command runs, ends, or is killed together with its group."""
 
 from __future__ import annotations
 

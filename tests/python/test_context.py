@@ -149,7 +149,7 @@ class TestPublishedBehaviour:
 
     @pytest.mark.parametrize("isolation", ["sandbox", "none"])
     def test_a_program_is_looked_for_as_execvp_does(self, place: Path, isolation: Any) -> None:
-        """The first that can be executed; one that cannot is told before one that is not there."""
+        """The first executable one; the error names a non-executable one before a missing one."""
         for name, mode, text in (
             ("a", 0o644, "#!/bin/sh\nexit 1"),
             ("b", 0o755, "#!/bin/sh\nexit 7"),
@@ -585,7 +585,7 @@ class TestLimits:
         assert 60 * MIB < result.memory_peak <= 64 * MIB
 
     def test_wall_time(self, place: Path) -> None:
-        """Also when nobody waits for it."""
+        """Also when its end is not awaited."""
         limits = ResourceLimits(wall_time=0.3)
         with BranchContext(lambda path: time.sleep(LONG), place, limits=limits) as context:
             await_that(lambda: not context.alive)

@@ -441,7 +441,7 @@ class TestLife:
             context.wait(60)
 
     def test_the_death_of_the_caller_ends_everything(self, place: Path) -> None:
-        """However it dies: nothing of ours runs any more to tidy up."""
+        """However it dies: no process remains that could clean up."""
         code = (
             "import sys, time; from branching import BranchContext\n"
             "with BranchContext(['sh', '-c', 'touch up; sleep 600'], sys.argv[1]) as c:\n"

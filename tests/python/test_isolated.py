@@ -240,7 +240,7 @@ def test_the_setup_runs_apart_too(real_workspace: Workspace) -> None:
 
 
 class TestWalls:
-    """What commands can be told of their surroundings, functions can too."""
+    """Functions take the same environment options as commands."""
 
     def test_they_are_those_of_branch_context(
         self, real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Hundreds of candidates at once, and what is left of them: nothing (the fixtures look)."""
+"""Hundreds of concurrent candidates leave nothing behind (the fixtures check)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MANY_PROCESSES = 60
 
 
 def test_hundreds_race_and_one_wins(workspace: Workspace) -> None:
-    """All succeed at once: one is committed, the others are stale or dropped."""
+    """All succeed at the same time: one is committed, the others are stale or dropped."""
     start = threading.Barrier(MANY, timeout=100)
 
     def candidate(path: Path, attempt: int) -> bool:

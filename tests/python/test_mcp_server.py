@@ -37,7 +37,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def project(place: Path) -> Path:
-    """A directory that nobody has mounted."""
+    """A directory that is not mounted."""
     root = place / "project"
     root.mkdir()
     (root / "seed.txt").write_text("seed\n")
@@ -160,7 +160,7 @@ def is_served(server: subprocess.Popen[str]) -> bool:
 
 
 def test_a_signal_ends_it_in_order(place: Path) -> None:
-    """Whichever; the servers are started at once, which takes the longest."""
+    """Whichever; the servers are started concurrently, which takes the longest."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     with ExitStack() as stack:
         servers = {}

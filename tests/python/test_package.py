@@ -89,7 +89,7 @@ WITH_EXTRAS = {"cli", "jupyter", "mcp", "tui"}
 
 
 def loaded_after(statement: str) -> set[str]:
-    """Runs the statement in a clean interpreter; returns the modules of ours it loaded."""
+    """Runs the statement in a clean interpreter; returns the loaded modules of branching."""
     script = f"import sys\n{statement}\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
@@ -385,7 +385,7 @@ def test_a_key_struck_while_the_command_loads_ends_it_without_a_traceback() -> N
 
 
 def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
-    """What is not needed for `--help` costs everybody who waits for it."""
+    """`--help` loads only what it needs."""
     assert layers_after("from branching.cli.app import app") <= {
         *("_caller", "_cancellation", "_exit_codes", "_sanitize", "cli", "errors"),
     }

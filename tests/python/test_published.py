@@ -53,7 +53,7 @@ def plain(scratch: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def root(plain: Path) -> Iterator[Path]:
-    """A mount with control files; every branch must be gone at the end."""
+    """A mount with control files; no branch may be left at the end."""
     base = plain / "base"
     base.mkdir()
     (base / "seed.txt").write_text("seed\n")

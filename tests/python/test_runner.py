@@ -213,7 +213,7 @@ def test_what_has_not_run_has_not_succeeded(
 
 
 def test_an_interrupt_in_the_callers_thread_tidies_up(real_workspace: Workspace) -> None:
-    """Ctrl-C in a program of the user's: no handler of ours."""
+    """Ctrl-C in a program of the user, without a handler of the library."""
     import _thread
 
     def interrupts(path: Path) -> bool:

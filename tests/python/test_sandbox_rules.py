@@ -481,7 +481,7 @@ def kill_what_started(context: BranchContext) -> None:
 
 @COMMAND_OR_FUNCTION
 def test_the_death_of_the_one_that_starts_them_ends_all(real: Mounted, is_command: bool) -> None:
-    """PDEATHSIG: whoever kills it leaves nobody behind."""
+    """PDEATHSIG: no process is left, however it is killed."""
     space = Workspace(real.root)
     with space.branch("b", on_success=None) as branch:
         target = ["sleep", "600"] if is_command else lambda _: time.sleep(600)

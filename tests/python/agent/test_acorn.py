@@ -486,7 +486,7 @@ def test_branches_of_one_step_run_concurrently_and_share_nothing() -> None:
 
 @pytest.mark.parametrize("workspace", ["branch", "shared"])
 def test_a_branch_may_have_files_of_its_own(real_workspace: Workspace, workspace: str) -> None:
-    """Those of a branch that fails are gone; without files of its own they stay."""
+    """The changes of a failed branch are dropped; without files of its own they stay."""
     seen: list[Any] = []
 
     async def write(self: Module, name: str) -> str:

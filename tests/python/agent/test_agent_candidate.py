@@ -106,7 +106,7 @@ def test_a_score_may_come_from_the_run(real_workspace: Workspace) -> None:
 
 
 def test_an_agent_that_is_not_needed_ends_with_what_it_runs(real_workspace: Workspace) -> None:
-    """The loser waits for a file that nobody makes: it ends only when it is cancelled."""
+    """The loser waits for a file that is never created: it ends only when it is cancelled."""
     waits = "while [ ! -e never ]; do sleep 0.1; done"
     outcome = Speculate([of(waits), of("true")])(real_workspace)
     assert outcome.winner is not None

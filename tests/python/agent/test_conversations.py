@@ -116,7 +116,7 @@ def test_a_turn_with_a_fork_left_open_finds_the_fork_and_can_merge_it(project: P
 def test_a_run_without_dependencies_finds_the_fork_that_another_run_left_open(
     project: Path,
 ) -> None:
-    """It is told of the branches, can write, and can end the fork."""
+    """It receives the branches, can write, and can end the fork."""
 
     async def act() -> None:
         with Workspace.open(project) as workspace:

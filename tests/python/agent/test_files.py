@@ -325,7 +325,7 @@ class TestMirror:
 
 
 class TestPerson:
-    """What a person changes in a branch's directory is told to the run."""
+    """The run is informed of a person's changes in the branch's directory."""
 
     def test_the_runs_own_changes_are_not_reported(self, real: Mounted) -> None:
         def test(files: BranchFiles, branch: Branch) -> None:

@@ -210,7 +210,7 @@ def test_the_tools_are_those_of_every_adapter(
 def test_commands_of_one_answer_wait_for_a_fork_and_a_merge(
     framework: Framework, real_workspace: Workspace
 ) -> None:
-    """None of them meets a directory that is frozen, or gone."""
+    """None of them uses a directory that is frozen or removed."""
     write = call("run_command", command="echo more >> parent")
     director = Director(
         [*write, *write, *fork(one="run: echo 1 > one"), *write, *write],

@@ -1,4 +1,4 @@
-"""Forks within forks, and many branches at once."""
+"""Forks within forks, and many concurrent branches."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_one_that_keeps_to_its_budget_is_done_and_knows_it(real: Mounted) -> Non
 
 @pytest.mark.parametrize("is_groups", [False, True])
 def test_one_that_tells_nothing_has_not_kept_its_budget(real: Mounted, is_groups: bool) -> None:
-    """Without such a budget nobody has to tell anything."""
+    """Without such a budget no usage has to be reported."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:

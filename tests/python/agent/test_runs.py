@@ -261,7 +261,7 @@ def test_extra_instructions_reach_their_branch_only() -> None:
 
 
 def test_a_running_branch_can_be_steered() -> None:
-    """What it is told stands before its next request."""
+    """A message to it is in its next request."""
     controlled = asyncio.Event()
 
     def model(messages: list[ModelMessage]) -> ModelResponse:

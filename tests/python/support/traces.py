@@ -17,7 +17,7 @@ SETTLE_SECONDS_MAX = 60.0
 
 @dataclass(frozen=True)
 class Traces:
-    """Mounts and files in a directory, our child processes, and control groups of ours."""
+    """Mounts and files in a directory, child processes, and control groups of this process."""
 
     directory: Path
     mounts: frozenset[str]
