@@ -622,7 +622,7 @@ fn check_count(verb: Verb, found: usize) {
         Verb::Redo => (230, 231, 230),
         Verb::Rebase => (257, 478, 590),
         // One write to the branch log. The overlay driver also creates and mounts the layer.
-        Verb::Create => (1, 1, 120),
+        Verb::Create => (1, 1, 64),
         // The layer is removed in the background, after the answer.
         Verb::Abort => (76, 79, 86),
         Verb::Import => (75, 76, 75),
