@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,8 +105,15 @@ def place(scratch: Path, _leaves_nothing: None) -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     left = Running.end_all()
-    shutil.rmtree(path)
+    _remove(path)
     assert not left, f"still running: {left}"
+
+
+def _remove(path: Path) -> None:
+    """Removes a tree in which losing candidates that are threads may still release a lock file."""
+    while path.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 @pytest.fixture
