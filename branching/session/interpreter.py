@@ -28,6 +28,8 @@ INTERRUPT_SECONDS_MAX = 5.0
 """Time for code to end after an interrupt, before its process is killed."""
 ANSWER_SECONDS_MAX = 60.0
 """For what takes milliseconds: a worker that does not answer is stuck in the kernel."""
+_WAIT_SECONDS_MAX = 0.5
+"""A signal that arrives just before poll(2) begins does not end it. Its handler runs after this."""
 
 _CREDENTIALS = struct.Struct("=iII")
 _READ_BYTES = 1 << 16
@@ -203,9 +205,11 @@ class Interpreter:
         for descriptor in (self._control.fileno(), *self._outputs):
             poll.register(descriptor, select.POLLIN)
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = {found for found, _ in poll.poll(None if left is None else left * 1000 + 1)}
-            if not ready:
+            left = _WAIT_SECONDS_MAX
+            if deadline is not None:
+                left = min(left, max(0.0, deadline - time.monotonic()))
+            ready = {found for found, _ in poll.poll(left * 1000 + 1)}
+            if not ready and deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.name} does not answer")
             for descriptor in ready & self._outputs.keys():
                 if not self._read(descriptor):
