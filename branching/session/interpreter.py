@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import io
 import json
+import math
 import os
 import pickle
 import select
@@ -200,16 +201,14 @@ class Interpreter:
 
     def _receive(self, timeout: float | None) -> dict[str, Any]:
         """Waits for an answer, and passes on output meanwhile."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         poll = select.poll()
         for descriptor in (self._control.fileno(), *self._outputs):
             poll.register(descriptor, select.POLLIN)
         while True:
-            left = _WAIT_SECONDS_MAX
-            if deadline is not None:
-                left = min(left, max(0.0, deadline - time.monotonic()))
+            left = min(_WAIT_SECONDS_MAX, max(0.0, deadline - time.monotonic()))
             ready = {found for found, _ in poll.poll(left * 1000 + 1)}
-            if not ready and deadline is not None and time.monotonic() >= deadline:
+            if not ready and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.name} does not answer")
             for descriptor in ready & self._outputs.keys():
                 if not self._read(descriptor):
