@@ -64,15 +64,12 @@ class Workspace:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._begin(Path(path), find_mount(Path(path)))
-
-    def _begin(self, path: Path, mount: Mount | None) -> None:
         self._held: MountLease | None = None
-        self._backend = _backend(path, mount)
+        self._backend = _backend(Path(path))
         sweep(self._backend)
         self.dropped = [record.name for record in drop_leased(self)]
         """Names of orphaned branches that were dropped when this object was created."""
-        self._branch = _branch_around(path, self._backend)
+        self._branch = _branch_around(Path(path), self._backend)
 
     @classmethod
     def open(
@@ -108,11 +105,13 @@ class Workspace:
             is_directory = True
         if not is_directory:
             raise MountError(f"{place} is not a directory", path=str(place))
-        mount = find_mount(place)
-        if mount is not None:
-            workspace = cls.__new__(cls)
-            workspace._begin(place, mount)
-        else:
+        workspace = None
+        try:
+            workspace = cls(place)  # looks for the mount, and asks its daemon, once
+        except MountError:
+            if find_mount(place) is not None:
+                raise
+        if workspace is None:
             from branching.fs.automount import acquire_mount
 
             workspace = cls._of(
@@ -540,7 +539,8 @@ class Workspace:
         return f"Workspace({str(self.path)!r})"
 
 
-def _backend(path: Path, mount: Mount | None) -> Backend:
+def _backend(path: Path) -> Backend:
+    mount = find_mount(path)
     if mount is not None:
         for backend in _BACKENDS:
             if backend.serves(mount):

@@ -340,3 +340,14 @@ def test_idle_connections_of_other_programs_do_not_disturb_a_workspace(
         assert [branch.name for branch in real_workspace.branches()] == ["before"]
         with real_workspace.branch("beside") as branch:
             branch.abort()
+
+
+def test_open_constructs_a_subclass_of_a_mounted_directory_as_its_call_does(real: Mounted) -> None:
+    class Named(Workspace):
+        def __init__(self, path: str | os.PathLike[str]) -> None:
+            super().__init__(path)
+            self.name = "mine"
+
+    with Named.open(real.root) as space:
+        assert isinstance(space, Named)
+        assert space.name == "mine"
