@@ -193,7 +193,7 @@ def found_below(place: Path) -> list[Path]:
 
 
 def branches(store: Path) -> list[str]:
-    """Returns the names of those that are open, as the store's log of records tells it."""
+    """Returns the names of the open branches, from the branch log in the store."""
     names: dict[int, str] = {}
     log = store / "branches" / "log"
     for line in log.read_text().splitlines() if log.exists() else ():

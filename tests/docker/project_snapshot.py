@@ -49,7 +49,7 @@ class Project:
 
 
 def walk(top: Path, *, skipped: Path | None = None) -> Iterator[Path]:
-    """Yields everything below a directory. A directory that is removed meanwhile is no error, as it is for `rglob`."""
+    """Yields everything below a directory. A directory that is removed meanwhile is skipped."""
     for at, directories, files in os.walk(top):
         directories[:] = [name for name in directories if Path(at, name) != skipped]
         yield from (Path(at, name) for name in (*directories, *files))

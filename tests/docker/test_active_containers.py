@@ -1,4 +1,4 @@
-"""What stands in the way and works on nothing: containers whose start or end was cut short. The engine is a fake."""
+"""Containers whose start or end was interrupted and that block others. The engine is a fake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrapper's own words and exit codes, up to the point where Docker would run something."""
+"""The wrapper's own messages and exit codes, without a running container."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ watch("it", image="that", command={str(fake)!r}, environ=os.environ, recovery=pl
 
 @pytest.mark.parametrize("command", [["run", "true"], ["up"], ["exec", "true"]], ids=" ".join)
 def test_a_directory_that_went_away_is_refused(tmp_path: Path, command: list[str]) -> None:
-    """Whoever stands in it has a working directory without a path."""
+    """The caller's working directory was removed and has no path."""
     gone = tmp_path / "gone"
     gone.mkdir()
     words = 'rmdir "$PWD"; exec "$0" -w . "$@"'

@@ -99,7 +99,7 @@ def test_a_commit_that_is_killed_half_way_is_recovered(
 ) -> None:
     """By the wrapper, which reports it; where a container is run by hand, by the next command.
 
-    The current directory is a stranger's, with modules that must not be imported.
+    The current directory contains modules of other programs, which must not be imported.
     """
     for name in ("typer", "docker", "branching_docker"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the current directory was imported')\n")

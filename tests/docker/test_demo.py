@@ -15,7 +15,7 @@ DEMO_SECONDS_MAX = 550
 
 
 def test_the_demo_shows_that_all_holds(image: str, tmp_path: Path) -> None:
-    """It judges itself: a fact that does not hold is its exit code."""
+    """The demo checks its own results; its exit code is not 0 if one check fails."""
     assert "scripts/demo " in (ROOT / "README.md").read_text()
     done = subprocess.run(
         [ROOT / "scripts" / "demo"],

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def docker_facts(info: dict[str, Any] | None = None, version: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What an ordinary Docker tells, with changes."""
+    """Returns what `docker info` reports on an ordinary machine, with changes."""
     told = {"OperatingSystem": "Debian GNU/Linux 12", "OSType": "linux", "KernelVersion": "6.1", "CgroupVersion": "2"}
     return {
         "name": "docker",

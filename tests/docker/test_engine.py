@@ -1,4 +1,4 @@
-"""What engines answer and refuse: Docker over a socket of a fake, Podman by a fake command."""
+"""Answers and errors of engines: Docker through a fake socket, Podman through a fake command."""
 
 from __future__ import annotations
 

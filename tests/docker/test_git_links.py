@@ -61,8 +61,8 @@ def test_the_repository_is_mounted_where_it_is_and_cannot_be_written(place: Path
             assert f"type=bind,src={found},dst={found},readonly" in plan.argv()
 
 
-def test_a_strangers_directory_cannot_have_another_mounted(place: Path) -> None:
-    """Its file names a repository that does not name it back, or a directory that is none."""
+def test_a_repository_that_does_not_name_the_worktree_is_not_mounted(place: Path) -> None:
+    """The `.git` file names a repository without a link back, or a directory that is not a repository."""
     main, tree, library = make(place)
     for target in (main / ".git", main / ".git" / "worktrees" / "tree", library, "/etc", "/", ".", ""):
         stranger = place / "stranger"

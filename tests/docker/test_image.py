@@ -159,7 +159,7 @@ for source in pathlib.Path("/opt/branching/lib").rglob("*.py"):
 
 
 def test_each_module_is_compiled_and_does_not_look_at_the_time_of_its_source(image: str) -> None:
-    """Else it would be compiled anew in each container, since all files have one time."""
+    """Otherwise each container would compile it again, because all files have the same time."""
     done = run_image(image, "-c", STALE, entrypoint="python3")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md and the programs say the same: each of its messages is in a program, each of ours in it."""
+"""docs/troubleshooting.md has the messages of the programs: each of them is in a program, and the reverse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def section(title: str) -> list[str]:
 
 
 def holds(message: str, text: str) -> bool:
-    """Tells whether a message's parts stand in a text, in their order."""
+    """Returns whether a text contains the parts of a message, in order."""
     place = 0
     for part in message.split(ANYTHING):
         found = text.find(part, place)

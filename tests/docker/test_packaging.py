@@ -136,7 +136,7 @@ def test_archives_hold_what_a_rebuild_needs_and_nothing_of_this_machine(built: P
 def test_branchfs_is_a_wheel_whose_program_mounts(tmp_path: Path) -> None:
     """As `pip install ./branchfs` makes it. What scripts/test has compiled before is not compiled again.
 
-    It is compiled in a copy of the target directory: cargo removes a program before it links it anew, and other tests
+    It is compiled in a copy of the target directory: cargo removes a program before it links it again, and other tests
     run the one in the source tree.
     """
     target = tmp_path / "target"

@@ -57,7 +57,7 @@ USER = plain_user() if shutil.which("newuidmap") else None
 
 @pytest.fixture(scope="module", params=[AS_ROOT, *([WITHOUT_ROOT] if USER else [])])
 def podman(image: str, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The command, which has the image under test as the default; what it was given is removed at the end."""
+    """The command, with the image under test as the default. Volumes and containers are removed at the end."""
     place = Path(tempfile.mkdtemp(prefix="branching-podman-"))
     place.chmod(0o711)
     with pytest.MonkeyPatch.context() as patch, ExitStack() as ending:
@@ -138,7 +138,7 @@ def is_rootless(podman: str) -> bool:
 
 @pytest.fixture
 def project(make_project: Callable[..., Project], is_rootless: bool) -> Project:
-    """A project of whoever runs Podman, where that is not root."""
+    """A project of the user who runs Podman, if that is not root."""
     return make_project(owner=USER.pw_uid if is_rootless and USER else 1000)
 
 
@@ -205,7 +205,7 @@ def test_a_warm_container_is_found_again_shared_and_ended(
 
 @pytest.mark.usefixtures("nothing_left")
 def test_up_and_down_again_and_again(project: Project, podman: str) -> None:
-    """Each comes up under the same name, at once after the one before it, and is there until it is told to end."""
+    """Each container starts under the same name immediately after the last one, and runs until `down`."""
     for number in range(3):
         up = wrapper(project, "up")
         assert up.returncode == 0, up.stderr
@@ -281,7 +281,7 @@ def test_two_at_the_same_moment_share_or_are_refused(project: Project, command: 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("command", ["run", "up"])
 def test_a_killed_container_is_recovered_from_by_the_next(project: Project, podman: str, command: str) -> None:
-    """Which says so; what was kept is there, and nothing in the directory is another's."""
+    """The next command reports it; kept branches exist, and all files have the right owner."""
     kept = wrapper(project, "run", "-b", "kept", "--on-success", "keep", "--", "touch", "of-kept")
     assert kept.returncode == 0, kept.stderr
     before = project.tree()
@@ -339,7 +339,7 @@ KINDS = ["--memory-limit=64M", "--pids-limit=40", "--cpu-limit=0.5"]
 
 
 def test_limits_hold_but_without_root_under_version_1(project: Project, podman: str, is_rootless: bool) -> None:
-    """Nobody delegates version 1."""
+    """Version 1 is not delegated to ordinary users."""
     asked = [podman, "info", "--format", "{{.Host.CgroupsVersion}}"]
     version = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
     done = wrapper(project, "run", *KINDS, "--", "touch", "ran")

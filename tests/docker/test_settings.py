@@ -1,4 +1,4 @@
-"""Whose word counts: flag, environment, the project's file, the user's, as a table; and what is refused, where."""
+"""Precedence of settings, as a table: flag, environment, the project's file, the user's; and what is refused."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_makes_no_sense_names_its_place(places: tuple[Path, Path], user: st
     ],
 )
 def test_a_project_reaches_no_further_than_itself(places: tuple[Path, Path], project: str) -> None:
-    """What a stranger's project could ask for before anything is isolated. The user's own file may say all of it."""
+    """Settings that act before anything is isolated. The user's own file may set all of them."""
     (places[0] / "link").symlink_to("/etc")
     with pytest.raises(SettingsError, match="a project may not set"):
         settings(places, project=project)

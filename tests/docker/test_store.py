@@ -93,7 +93,7 @@ def test_branches_are_found_where_they_are_kept_or_that_is_said(
 def test_a_killed_container_is_recovered_without_naming_its_store(
     image: str, project: Project, volume: str, engine: docker.DockerClient
 ) -> None:
-    """The link in the directory says it; when nothing is kept any more, there is none."""
+    """The link in the directory names the store; it is removed with the last kept branch."""
     name = f"branching-store-{uuid.uuid4().hex[:8]}"
     words = ["--store", volume, "--name", name, "run", "--", "sh", "-c", "touch half; echo up; exec sleep 600"]
     command = [str(WRAPPER), "--image", image, "-w", str(project.root), *words]

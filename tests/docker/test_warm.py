@@ -130,7 +130,7 @@ def test_options_of_one_command_are_its_own(shared: Project) -> None:
 
 
 def test_what_files_set_is_there_without_reading_them_again_until_they_change(project: Project) -> None:
-    """Python tells what it loads: neither the command line's library nor the parser, while the files are the same."""
+    """The list of loaded modules has no command-line library and no parser while the files are the same."""
 
     def told(*options: str) -> tuple[str, bool]:
         words = (*options, "exec", "--", "sh", "-c", 'echo "$WORD"')

@@ -276,7 +276,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def is_removed(engine: docker.DockerClient, volume: str) -> bool:
-    """Removes a volume, unless it is some container's: also of one that nobody sees yet."""
+    """Removes a volume, unless a container uses it, listed or not yet listed."""
     try:
         engine.volumes.get(volume).remove()
     except APIError:

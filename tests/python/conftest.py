@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A temporary directory of this run's own: what others do in theirs is not our trace."""
+    """A temporary directory of this run: files of other runs are not counted as left behind."""
     tmp_path_factory.getbasetemp()  # pytest's own, made before ours is the place for it
     # Under nohup, and in the background of a script, they are ignored, by our children too, and
     # tests send them.

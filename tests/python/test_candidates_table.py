@@ -1,4 +1,4 @@
-"""The table of candidates on a terminal: what is drawn, how large, and what never gets out."""
+"""The table of candidates on a terminal: content, size, and escaping of control characters."""
 
 from __future__ import annotations
 

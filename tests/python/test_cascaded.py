@@ -1,4 +1,4 @@
-"""Cascaded: waves that widen."""
+"""Cascaded: waves with more and more attempts."""
 
 from __future__ import annotations
 

@@ -439,8 +439,8 @@ class TestOnATerminal:
         assert run.done().code == 0
 
     def test_ctrl_z_under_a_shell_stops_and_fg_goes_on(self, root: Path) -> None:
-        """The command is no shell: that cannot be stopped while it waits, in vfork(), for a child
-        that is stopped already."""
+        """The command is not a shell: a shell cannot be stopped while it waits, in vfork(), for a
+        child that is already stopped."""
         run = OnTerminal(root, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")
         run.wait_for("in> ")
         waits = (

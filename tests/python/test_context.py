@@ -719,7 +719,7 @@ def test_all_errors_are_of_the_tree(place: Path) -> None:
 
 
 def interpreter_of_everybody() -> str:
-    """A Python that an ordinary user can execute: ours may be in the home of root."""
+    """A Python that an ordinary user can execute: that of the tests may be in root's home."""
     for found in (Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve()):
         if all(place.stat().st_mode & stat.S_IXOTH for place in (found, *found.parents)):
             return str(found)

@@ -245,7 +245,7 @@ class TestHook:
 
 
 def test_the_plugin_starts_what_there_is(base: Path) -> None:
-    """Each hook of the plugin for Claude Code, run as Claude Code runs it; its skill is ours."""
+    """Each hook of the plugin for Claude Code, as Claude Code runs it, and the project's skill."""
     plugin = ROOT / "plugins" / "claude-code"
     hooks = json.loads((plugin / "hooks" / "hooks.json").read_text())["hooks"]
     commands = {

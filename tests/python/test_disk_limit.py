@@ -1,4 +1,4 @@
-"""The disk limit of a branch, from Python: real BranchFS stops, the stand-in is told."""
+"""The disk limit of a branch, from Python: BranchFS enforces it, and the fake receives it."""
 
 from __future__ import annotations
 

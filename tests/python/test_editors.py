@@ -17,7 +17,7 @@ A, B, C, PARENT = Path("/a b/f"), Path("/b/f"), Path("/c/f"), Path("/p/f")
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH of its own, on which editors can be put that write down what they are told."""
+    """A PATH with editors that record their arguments."""
     place = tmp_path / "programs"
     place.mkdir()
     monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")

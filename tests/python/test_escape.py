@@ -1,4 +1,4 @@
-"""Ways out of the sandbox that must not lead out: of the files, of the processes, of its life.
+"""Attempts to escape from the sandbox, which must fail: through files, processes and its end.
 
 Each attempt runs in the sandbox of a branch on a real mount, as root without capabilities, as an
 ordinary user, and in a user namespace, and prints ESCAPED if it got anywhere.

@@ -1,4 +1,4 @@
-"""What a program printed does not command the terminal that it is shown on."""
+"""Control sequences in the output of a program are escaped when it is shown on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is suggested after a command that failed because of the sandbox or the image."""
+"""Hints after a command that failed because of the sandbox or the image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workspace on a disk that is full: what is said, and how it gets room again."""
+"""A workspace on a full disk: messages, and how space is freed."""
 
 from __future__ import annotations
 

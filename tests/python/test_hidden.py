@@ -141,7 +141,7 @@ def test_the_end_of_a_sibling_uncovers_nothing(real_workspace: Workspace) -> Non
 
 
 def test_a_file_that_loses_its_cover_ends_the_sandbox(real_workspace: Workspace) -> None:
-    """Somebody outside removes the name, and the cover goes with it."""
+    """A program outside removes the name, and its cover is removed with it."""
     (real_workspace.path / ".env").write_text("secret\n")
     with real_workspace.branch("b", on_success=None) as branch:
         context = BranchContext(["sleep", "600"], branch, hide=["**/.env"])

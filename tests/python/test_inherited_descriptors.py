@@ -1,4 +1,4 @@
-"""What reaches the inside of a sandbox: the descriptors and variables that the request names, and
+"""Descriptors and variables in a sandbox: those that the request names, and
 nothing else that the calling program has.
 
 Each program is one of its own, so that it can be started without standard streams, and close them.

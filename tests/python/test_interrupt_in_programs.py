@@ -1,4 +1,4 @@
-"""Ctrl-C in a program of the user's, at the moments where it used to lose something."""
+"""Ctrl-C in a program that uses the library, at moments where work could be lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command in a branch can be kept from: files, the network, keys in the environment."""
+"""Options that keep a command from files, from the network, and from keys in the environment."""
 
 from __future__ import annotations
 

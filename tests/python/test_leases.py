@@ -1,5 +1,5 @@
-"""Branches of programs that are killed: what a `with` block or a pattern would have ended is
-dropped by whoever opens the workspace next, and what was to stay stays.
+"""Branches of killed programs: the next program that opens the workspace drops the branches that a
+`with` block or a pattern would have ended, and keeps the others.
 """
 
 from __future__ import annotations

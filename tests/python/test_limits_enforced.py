@@ -1,4 +1,4 @@
-"""Limits that hold, on the control groups this machine has: version 1 here, 2 in the virtual
+"""Limits are enforced, by the control groups of this machine: version 1 here, 2 in the virtual
 machine of tests/vm. Real hogs, real fork bombs; what is used is read back from the kernel."""
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Limits on the command line and on commands in patterns: what is met, what is told, what is left.
+"""Limits on the command line and on commands in patterns: enforcement, messages, leftovers.
 
-How well a control group holds is test_limits_enforced's; here it is that each option reaches it.
+test_limits_enforced checks the control groups themselves; these tests check that each option
+reaches them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`branching log` and `branching shell`: what is left of candidates, and the way back in."""
+"""`branching log` and `branching shell`: logs of candidates, and shells in kept branches."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TestLogbook:
         assert capsys.readouterr().err.count("no output is kept") == 1
 
     def test_a_link_in_the_way_is_replaced_and_not_followed(self, tmp_path: Path) -> None:
-        """Whoever owns the directory may have set it."""
+        """The owner of the directory may have created the link."""
         (tmp_path / "logs").mkdir()
         target = tmp_path / "target"
         target.write_text("mine")

@@ -1,4 +1,4 @@
-"""What the tools answer: true, bounded, and plain text beside the structure."""
+"""Answers of the tools: correct, bounded in size, with plain text beside the structure."""
 
 from __future__ import annotations
 

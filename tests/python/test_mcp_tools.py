@@ -466,7 +466,7 @@ async def test_a_call_that_is_cancelled_ends_its_command(
 
 
 async def test_a_candidate_goes_with_its_race_and_not_before(real_workspace: Workspace) -> None:
-    """What somebody keeps of it by `branching watch` stays."""
+    """A branch that a person keeps with `branching watch` stays."""
     async with connected(served(real_workspace)) as agent:
         async with anyio.create_task_group() as group:
             race = partial(agent.call, "speculate", candidates=["sleep 600", "sleep 601"])

@@ -40,7 +40,7 @@ def base(place: Path) -> Path:
 
 
 def mounts_of_ours() -> list[Path]:
-    """Those in this run's own temporary directory: others mount in theirs."""
+    """Returns the mounts in the temporary directory of this run."""
     points = [mount.directory for mount in read_mounts() if mount.directory.name.startswith(PREFIX)]
     return [point for point in points if point.parent == Path(tempfile.gettempdir())]
 
@@ -70,7 +70,7 @@ class TestOpen:
         assert (base / "made").exists()
 
     def test_many_at_once_in_many_processes(self, base: Path) -> None:
-        """Each finds or makes a mount while others close theirs."""
+        """Each process finds or makes a mount while others unmount."""
         script = (
             "import sys\nfrom branching import Workspace\n"
             "for turn in range(4):\n"
@@ -368,7 +368,7 @@ class TestCommand:
             assert [(run.done().code, run.done().err) for run in pair] == [(0, "")] * 2
 
     def test_the_state_of_forks_goes_with_the_store(self, base: Path) -> None:
-        """A store that keeps no branch is removed whole, or it would be no store of ours."""
+        """A store without kept branches is removed as a whole."""
         for _ in range(2):
             with Workspace.open(base) as workspace:
                 SQLiteForkStateStore.beside(workspace).close()
@@ -443,7 +443,7 @@ class TestPlaces:
 def test_in_a_sandbox_it_is_said_that_nothing_can_be_branched(
     request: pytest.FixtureRequest, driver: str
 ) -> None:
-    """Whether the branch is a mount of ours or the kernel's overlay, which tells nothing."""
+    """With both drivers: nothing in the mount of an overlay branch names BranchFS."""
     root: Path = request.getfixturevalue(driver).root
     done = branching(root, "run", "--no-log", "--", sys.executable, "-m", "branching", "ls")
     assert done.code == 125

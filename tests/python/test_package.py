@@ -350,7 +350,7 @@ def test_the_metadata_is_as_published() -> None:
 
 
 def test_hints_and_documents_install_extras_that_exist_from_the_source_tree() -> None:
-    """The index has no distribution of ours: a name there would be another project's package."""
+    """This project has no package on the index: a name there would be another project's."""
     extras = set(metadata.metadata("branching-workspaces").get_all("Provides-Extra") or [])
     root = PACKAGE.parent
     files = [*PACKAGE.rglob("*.py"), *root.glob("*.md"), *(root / "docs").glob("*.md")]

@@ -1,4 +1,4 @@
-"""Commits of files that give rights to whoever executes them are warned of, and carried out."""
+"""Commits of set-user-ID files and files with capabilities are carried out with a warning."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The published package BranchContext itself, on our mount.
 
-Each version is in an environment of its own (scripts/setup makes them) with nothing of ours in it;
-it finds our mount, drives it by control files, and believes it to be the published BranchFS.
+Each version is in an environment of its own (scripts/setup makes them) without this library. It
+finds the mount and controls it through control files, as it does with the published BranchFS.
 """
 
 from __future__ import annotations

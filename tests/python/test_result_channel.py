@@ -1,4 +1,4 @@
-"""What comes home from a sandbox is not believed: bytes make values, and call nothing."""
+"""Results from a sandbox are untrusted: decoding them creates values and calls no function."""
 
 from __future__ import annotations
 

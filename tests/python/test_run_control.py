@@ -1,4 +1,4 @@
-"""Steering the candidates of a call from another process: the helm, and the door to it."""
+"""Controlling the candidates of a call from another process, through its control socket."""
 
 from __future__ import annotations
 

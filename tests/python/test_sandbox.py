@@ -308,7 +308,7 @@ def test_a_caller_may_ignore_signals_that_cannot_be_set(real: Mounted) -> None:
 
 
 def test_what_others_remove_meanwhile_stops_no_sandbox(place: Path) -> None:
-    """Their sockets and stores, which are to be covered, come and go while ours is made."""
+    """Sockets and stores that must be covered are created and removed while a sandbox starts."""
     done = threading.Event()
     other = Path(tempfile.mkdtemp(dir="/opt"))  # of what is in /tmp a sandbox sees nothing anyhow
 
@@ -338,7 +338,7 @@ def test_what_others_remove_meanwhile_stops_no_sandbox(place: Path) -> None:
 
 
 def test_nothing_of_the_server_is_open_at_the_end_of_the_process(place: Path) -> None:
-    """An interpreter that is asked to warn of what is not closed has nothing to say."""
+    """An interpreter that warns about unclosed files prints no warning."""
     script = """
 import atexit, os, sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The walls of the sandbox, one by one: each of these fails when its line is taken away.
+"""The rules of the sandbox, one by one: each test fails if the line of its rule is removed.
 
-Ways out that several walls close are in `test_escape`: there one wall hides that another is
-missing. docs/security.md lists which test holds which wall.
+Escapes that several rules prevent are in `test_escape`: there one rule hides that another is
+missing. docs/security.md lists the test of each rule.
 """
 
 from __future__ import annotations
@@ -495,7 +495,7 @@ def test_the_death_of_the_one_that_starts_them_ends_all(real: Mounted, is_comman
 
 @COMMAND_OR_FUNCTION
 def test_without_a_sandbox_it_ends_all_too(real: Mounted, is_command: bool) -> None:
-    """The first process of it is told, and ends those that no process namespace ends."""
+    """The first process gets a signal, and ends the others, which no process namespace ends."""
     space = Workspace(real.root)
     with space.branch("b", on_success=None) as branch:
         script = "setsid sleep 600 & echo $! >new && mv new pid; exec sleep 600"
@@ -543,7 +543,7 @@ with BranchContext(["sh", "-c", "echo $$ >new && mv new pid; exec sleep 600"], s
 def test_it_ends_all_processes_if_its_caller_exits_before_the_answer(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody has read resets the line, which is another end than a closed one."""
+    """Unread data resets the connection, which is another error than a closed one."""
     hear = launcher._hear
 
     def never(*arguments: object, **options: object) -> None:

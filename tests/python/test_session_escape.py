@@ -1,4 +1,4 @@
-"""What must not lead out of a sandbox must not lead out of a forked child of a session either."""
+"""The attempts of `test_escape`, from a forked child of a session."""
 
 from __future__ import annotations
 

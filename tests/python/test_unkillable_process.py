@@ -51,7 +51,7 @@ print("over")
 
 @pytest.mark.parametrize("way", ["sandbox", "child", "no sandbox", "plain"])
 def test_it_is_waited_for_with_a_bound(outside: Path, way: str) -> None:
-    """In a mount table of its own: whoever else looked into that mount would hang too."""
+    """Runs in a mount namespace of its own: another process that read that mount would hang too."""
     point = outside / "hanging"
     work = outside / "work"
     point.mkdir()

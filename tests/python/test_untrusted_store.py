@@ -1,4 +1,4 @@
-"""A store that came with somebody else's directory: nothing planted in it leads out of it."""
+"""A store from an untrusted source: no link, FIFO or device in it leads out of it."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ Script = Callable[[list[dict[str, Any]]], Reply]
 
 
 class Server:
-    """The server and what it was asked."""
+    """The server and the requests that it received."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -160,7 +160,7 @@ def _whole(request: dict[str, Any], reply: Reply) -> dict[str, Any]:
 
 
 def _lines(request: dict[str, Any], reply: Reply) -> Iterator[bytes]:
-    """Word by word, and the arguments of a call in pieces, as servers do."""
+    """Yields the text by words, and the arguments of a call in pieces, as servers do."""
     head = _head(request, "chat.completion.chunk")
 
     def line(**chunk: Any) -> bytes:

@@ -37,7 +37,7 @@ def finish(text: str = "found", score: float = 1.0) -> ModelResponse:
 
 
 class Scripted:
-    """A model of steps, one an answer; keeps what it was asked, and which tools it had."""
+    """A model that answers with one step each time, and keeps the requests and the tools."""
 
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)

@@ -33,7 +33,7 @@ from .scripted import call, model_of, prompts, returned, say, since_prompt, work
 
 
 def worker(messages: list[ModelMessage]) -> ModelResponse:
-    """Does what it is told in one command, and says so."""
+    """Runs one command, and reports it."""
     told = prompts(messages)[-1]
     if since_prompt(messages) == 0:
         return call("shell", command=told)
@@ -115,7 +115,7 @@ def test_an_agent_that_is_not_needed_ends_with_what_it_runs(real_workspace: Work
 
 
 def when_it_runs(deed: Callable[[], None]) -> None:
-    """Does it as soon as the candidate is at the helm."""
+    """Calls the function as soon as the candidate can be controlled."""
     deadline = time.monotonic() + 60
     while True:
         try:

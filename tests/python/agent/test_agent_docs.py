@@ -102,7 +102,7 @@ def test_the_example_of_a_framework_runs(project: Path, name: str) -> None:
 
 
 def test_the_live_example_compiles_and_uses_what_there_is(place: Path) -> None:
-    """It is imported, and run up to the model: there is no key here."""
+    """The example is imported and run up to the model request, because there is no API key."""
     example = REPOSITORY / "examples" / "fork_live.py"
     py_compile.compile(str(example), cfile=str(place / "compiled"), doraise=True)
     project = place / "project"

@@ -1,6 +1,6 @@
 """Budgets stop a run before the request that would cross them.
 
-Driven through real runs: a branch stops itself in the middle of its run, nobody writes its fields.
+Driven through real runs: a branch stops itself in the middle of its run; no test writes its fields.
 """
 
 from __future__ import annotations

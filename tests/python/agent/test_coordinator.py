@@ -84,7 +84,7 @@ class TestTypes:
 
 
 class _HeldStore(InMemoryForkStateStore):
-    """A store whose disk stands still from when the test says so until it lets it go on."""
+    """A store whose writes block between two calls of the test."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -153,7 +153,7 @@ def test_a_queue_that_is_refused_is_the_tools_answer_and_leaves_no_branch(
 
 
 class Runless:
-    """What somebody may take for a runner: it can be told to stop, and does not run."""
+    """An object that looks like a runner: it has `stop`, but no `run`."""
 
     def __init__(self, branch: Any) -> None:
         self.branch = branch

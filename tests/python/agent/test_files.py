@@ -298,7 +298,7 @@ class TestMirror:
     def test_a_program_that_makes_warnings_errors_has_its_runs_go_on(
         self, real: Mounted, place: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The event loop's exception handler is told, which logs; the merge lands."""
+        """The event loop's exception handler logs the warning, and the merge succeeds."""
 
         async def work() -> None:
             (place / "file").write_text("in the way")

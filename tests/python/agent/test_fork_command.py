@@ -309,7 +309,7 @@ COUNTING = "i=0; until [ -s end ]; do i=$((i+1)); echo $i; sleep 0.02; done"
 
 
 class TestFromAnotherProcess:
-    """`branching watch` asks at the door of the call: see `patterns.door`."""
+    """`branching watch` connects to the control socket of the call."""
 
     def test_it_is_paused_at_once_and_goes_on(self, real: Mounted) -> None:
         call = Steered(real, COUNTING)
@@ -376,7 +376,7 @@ def test_the_cost_is_reported(root: Path) -> None:
 
 
 def test_a_signal_in_the_moment_of_the_merge_comes_too_late() -> None:
-    """What is committed then is told, not denied."""
+    """The command reports that the merge was committed."""
 
     async def work() -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()

@@ -166,7 +166,7 @@ def test_a_merge_that_is_refused_can_be_made_later(real: Mounted, refusal: str) 
 
 
 def test_a_signal_leaves_what_was_taken_up(real: Mounted) -> None:
-    """A fork that is taken up has cost somebody something: only `--drop` drops it."""
+    """A resumed fork has already cost money: only `--drop` drops it."""
     fork_id = killed(real)
     run = Running(real.root, ["fork", "-q", "--resume", fork_id, "--rerun"])
     logs = real.base / ".branching" / "logs"

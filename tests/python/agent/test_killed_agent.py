@@ -1,7 +1,7 @@
 """An agent behind HTTP, in a repository under git, killed in the middle of a fork, and resumed.
 
-All is real but the model: the process and its SIGKILL, the branches, git, the client of the model's
-server. While nobody runs, somebody edits a file of the repository.
+Everything is real except the model: the process and its SIGKILL, the branches, git, the client of
+the model's server. Between the two processes, a file of the repository is edited.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Forked:
 
 
 def by_a_third(forked: Forked) -> None:
-    """Somebody else edits the directory itself."""
+    """Another program edits the directory itself."""
     (forked.base / SEED).write_text("third\n")
 
 
@@ -778,7 +778,7 @@ class TestOverlayDriver:
 
 
 def test_a_name_that_others_deleted_first_is_a_new_file_of_the_winner(real: Mounted) -> None:
-    """The one thing that is not seen, as docs/agents.md says: nobody has kept what was there."""
+    """The one conflict that is not detected: no copy of the deleted file exists."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:

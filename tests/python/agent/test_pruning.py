@@ -1,4 +1,4 @@
-"""`branching prune` forgets what agents have left, and nothing that is needed still."""
+"""`branching prune` deletes the unused state of agents, and keeps what is still needed."""
 
 from __future__ import annotations
 

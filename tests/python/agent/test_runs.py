@@ -141,7 +141,7 @@ def test_a_budget_stops_a_run_between_requests_and_the_run_can_still_win() -> No
 
 @pytest.mark.contract("P2")
 def test_a_budget_in_money_is_refused_if_the_price_is_unknown() -> None:
-    """It is refused before a request is sent, and allowed if the caller says so."""
+    """It is refused before a request is sent, unless the caller allows unknown prices."""
     sent: list[int] = []
 
     def model(messages: list[ModelMessage]) -> ModelResponse:
@@ -292,7 +292,7 @@ def test_a_running_branch_can_be_steered() -> None:
 
 
 def test_a_paused_branch_sends_no_request_and_gets_messages_sent_meanwhile() -> None:
-    """It waits before its next request; what it is told is in that. A stop ends a pause."""
+    """It waits before its next request, which contains the messages. A stop ends a pause."""
 
     def model(messages: list[ModelMessage]) -> ModelResponse:
         return call("wait") if prompts(messages)[-1] == "go" else say(prompts(messages)[-1])

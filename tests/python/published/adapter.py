@@ -1,8 +1,9 @@
-"""A pytest plugin: the published package's own tests, on our library and a live mount.
+"""A pytest plugin: runs the published package's own tests with this library on a live mount.
 
 Its tests name modules of the published package and hand it a backend that only counts. Here these
-names lead to our library, each test gets a real mount, and what is done on it is told to the
-test's counting backend. The tests themselves are those of the source distribution, as they are.
+names lead to this library, each test gets a real mount, and the operations on it are reported
+to the test's counting backend. The tests themselves are those of the source distribution,
+unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _mount: Path | None = None
 
 
 class Counted:
-    """Our backend, which tells the test's own what it did."""
+    """The library's backend, which reports its operations to the backend of the test."""
 
     def __init__(self, backend: Backend, counter: Any) -> None:
         self._backend = backend

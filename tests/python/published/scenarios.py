@@ -1,8 +1,8 @@
 """What the published package BranchContext does on a mount: one function a scenario.
 
-Run by the interpreter of an environment that has that package and nothing of ours:
+Run by the interpreter of an environment that has that package and not this one:
     python scenarios.py NAME MOUNTPOINT [PROGRAM]
-Exits 0 where all of it held. The scenarios keep to what versions 0.2.0 and 0.3.0 have in common.
+Exits with 0 if all checks hold. The scenarios keep to what versions 0.2.0 and 0.3.0 have in common.
 """
 
 # mypy: ignore-errors

@@ -1,8 +1,8 @@
 """A stand-in for BranchFS: the control protocol over plain directories that are copied.
 
 It is stricter than the real one: a request with a field that control.md does not name is refused,
-so is one that lacks a field the library is to send always, and the files of a branch that ended,
-or lost, are gone at once. What it cannot do is freeze a parent's files.
+so is one that lacks a field that the library must always send, and the files of a branch that
+ended or is stale are removed immediately. It cannot freeze a parent's files.
 """
 
 from __future__ import annotations

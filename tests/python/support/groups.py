@@ -44,8 +44,8 @@ def run(scope: Cgroup, code: str, *arguments: object) -> tuple[int, str]:
 
 
 def groups() -> frozenset[str]:
-    """Returns the groups of ours below our own group that this process made. Those of others, the
-    dead included, are others' to see to: runs side by side share the place.
+    """Returns the control groups that this process made below its own group. Groups of other
+    processes are not included: concurrent runs share the parent group.
     """
     found = set()
     for controller, own in find_own().items():

@@ -1,7 +1,7 @@
 """A file system whose daemon reads what it is asked and never answers.
 
-Whoever looks into it hangs in the kernel, deaf to SIGKILL, until the daemon is gone. Mount it only
-in a mount table of your own: others look into what they find mounted.
+A process that reads it hangs in the kernel, even after SIGKILL, until the daemon ends. Mount it
+only in a private mount namespace: other programs read every mount that they find.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ async def test_a_line_typed_ahead_is_the_next_line(harness: ChatHarness, pilot: 
 
 
 def test_a_fork_is_seen_and_steered_from_another_process(harness: ChatHarness) -> None:
-    """What `branching watch` goes by: entries with cost, state and output, and their door."""
+    """`branching watch` reads the entries with cost, state and output, and the control socket."""
     logs = harness.space.base / ".branching" / "logs"
 
     def entries() -> dict[str, Entry]:

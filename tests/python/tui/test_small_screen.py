@@ -1,4 +1,4 @@
-"""The chat on a screen of 40 by 10: nothing that a person needs is cut off."""
+"""The chat on a screen of 40 by 10: no necessary text is cut off."""
 
 from __future__ import annotations
 

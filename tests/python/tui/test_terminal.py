@@ -1,4 +1,4 @@
-"""The faces on a real terminal (tmux): 80 by 24, without colour, resized, closed."""
+"""`chat` and `watch` on a real terminal (tmux): 80 by 24, without colour, resized, closed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _below_the_top(screen: str) -> str:
 def test_without_colour_nothing_is_coloured_and_the_choice_is_seen(
     root: Path, environment: dict[str, str]
 ) -> None:
-    """Nobody wants any, or the terminal has none."""
+    """NO_COLOR is set, or the terminal has no colours."""
     nest(root)
     with watching(root, **environment) as terminal:
         terminal.until_shown("2 ○ open", "  inner")

@@ -1,4 +1,4 @@
-"""What `watch` is made of, without a screen: looks, comparisons, tails, errands."""
+"""The parts of `watch` without a screen: rendering, comparison, tails of output, requests."""
 
 from __future__ import annotations
 
