@@ -1,4 +1,4 @@
-//! Big files are copied up in part: what that costs, and that nobody can tell the difference.
+//! Big files are copied up in part: the cost, and that the content is the same as after a full copy-up.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,4 +1,4 @@
-//! What branches promise (docs/semantics.md), on a real mount.
+//! The promises of docs/semantics.md, on a real mount.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,4 +1,4 @@
-//! The control socket under peers that mean no good: S13's "control socket checked".
+//! The control socket with hostile clients (S13: the control socket is checked).
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

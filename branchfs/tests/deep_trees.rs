@@ -1,5 +1,5 @@
-//! Trees that are deeper than any path, and directories with very many entries: every verb passes, or refuses them by the named
-//! limit of a path, and the daemon goes on.
+//! Trees deeper than any path, and directories with very many entries: every verb works, or is refused with the limit of a
+//! path, and the daemon continues to work.
 
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub, reason = "test code")]
 

@@ -1,4 +1,4 @@
-//! A daemon that may open few files: branches and commits do not suffer, and a program that opens too many does.
+//! A daemon with a low limit of open files: branches and commits work, and a program that opens too many files gets an error.
 
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub, reason = "test code")]
 

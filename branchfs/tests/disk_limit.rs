@@ -1,4 +1,4 @@
-//! The disk limit of a branch, on a real mount: what it counts, whom it stops, and what it outlives.
+//! The disk limit of a branch, on a real mount: what is counted, which writes fail, and that the limit survives a remount.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -607,7 +607,7 @@ impl Case {
 }
 
 fn is_elsewhere() -> bool {
-    module_path!().starts_with("elsewhere::")
+    module_path!().starts_with("external_store::")
 }
 
 /// The trace holds the whole verb: it makes about as many calls that can fail as were once counted for it. A verb that has

@@ -1,6 +1,6 @@
-//! What lies below the base: file systems that can carry branches do, whole; the others are refused with the reason; and
-//! one that is full, read-only in part or holds immutable files fails a commit without a trace of it.
-//! docs/semantics.md, "What the base's file system must have", is the table of these.
+//! The file system below the base: supported ones carry branches with all features; the others are refused with the reason;
+//! and one that is full, read-only in part or holds immutable files fails a commit without a change.
+//! docs/semantics.md, "What the base's file system must have", has the table of them.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

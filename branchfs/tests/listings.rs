@@ -1,4 +1,4 @@
-//! Directories as they are listed while they change, and what the kernel keeps of a listing.
+//! Directory listings while the directory changes, and the kernel's cache of listings.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,5 +1,5 @@
-//! S4 over S2: branches that took in their children's commits, with directories moved at every level. What a branch shows
-//! is what its commit leaves in the base, and an ordinary directory with the same work done to it is the judge.
+//! S4 over S2: branches that took their children's commits, with directories moved at every level. A branch shows what its
+//! commit leaves in the base; both are compared with an ordinary directory in which the same work was done.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,4 +1,4 @@
-//! The overlay driver: what holds of branches holds with it too, and what is its own.
+//! The overlay driver: the tests of the other files with this driver, and tests of its own.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 #![allow(clippy::duplicate_mod, reason = "each module of the suite brings its own `common`")]
@@ -6,8 +6,6 @@
 // The conformance suite: these modules find out by their path that they are here, see `common::driver`.
 #[path = "branches.rs"]
 mod branches;
-#[path = "choices.rs"]
-mod choices;
 #[path = "deep_trees.rs"]
 mod deep_trees;
 #[path = "descriptors.rs"]
@@ -20,14 +18,16 @@ mod faults;
 mod fsx;
 #[path = "history.rs"]
 mod history;
-#[path = "kills.rs"]
-mod kills;
+#[path = "killed_daemon.rs"]
+mod killed_daemon;
 #[path = "mappings.rs"]
 mod mappings;
 #[path = "model.rs"]
 mod model;
-#[path = "partial.rs"]
-mod partial;
+#[path = "partial_commit.rs"]
+mod partial_commit;
+#[path = "partial_commit_model.rs"]
+mod partial_commit_model;
 #[path = "posix.rs"]
 mod posix;
 #[path = "power_cuts.rs"]

@@ -1,5 +1,5 @@
-//! The kernel reads and writes files by itself, and everything else stays as it is: copy-up, mappings, attributes,
-//! commits. Whether it does is told by the requests that it does not send.
+//! Passthrough: the kernel reads and writes files itself. Copy-up, mappings, attributes and commits work as without it. The
+//! requests that the kernel does not send show that passthrough is used.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

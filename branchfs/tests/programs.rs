@@ -1,4 +1,4 @@
-//! Real programs at work in a branch.
+//! Real programs in a branch.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

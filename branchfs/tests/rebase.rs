@@ -1,4 +1,4 @@
-//! S5: a stale branch is not lost. It can be forked anew from its parent as it is now, with its changes on top.
+//! S5: a stale branch can be rebased: it is forked again from the present state of its parent, with its changes on top.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,5 +1,5 @@
-//! S13: nothing in a branch, whatever its symlinks, names or mounts, lets a commit or a read leave the base. And nobody
-//! but root, the daemon's user and the base's owner has a say over branches.
+//! S13: no symlink, name or mount in a branch lets a commit or a read leave the base. Only root, the daemon's user and the
+//! base's owner may control branches.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

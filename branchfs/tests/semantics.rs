@@ -1,4 +1,4 @@
-//! docs/semantics.md makes promises with numbers: each is quoted by a test, and no test quotes one that is not made.
+//! Each numbered promise of docs/semantics.md is quoted by a test, and no test quotes a number that does not exist.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

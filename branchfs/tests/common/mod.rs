@@ -30,7 +30,7 @@ pub fn driver() -> &'static str {
 /// A base and its mount; unmounted and removed at the end.
 pub struct Mount {
     pub directory: tempfile::TempDir,
-    /// On another file system than the base, for `tests/elsewhere.rs`.
+    /// On another file system than the base, for `tests/external_store.rs`.
     elsewhere: Option<tempfile::TempDir>,
     /// From this size on a file is big, where it is not 16 MiB.
     big_file_bytes: Option<u64>,
@@ -59,7 +59,7 @@ impl Mount {
     /// A base that `fill` has filled, to be mounted in the test's own way.
     pub fn unmounted(fill: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let is_elsewhere = module_path!().starts_with("elsewhere::");
+        let is_elsewhere = module_path!().starts_with("external_store::");
         let elsewhere = is_elsewhere.then(|| tempfile::tempdir_in("/dev/shm").unwrap());
         let mount = Self { directory, elsewhere, big_file_bytes: None };
         fs::create_dir(mount.base()).unwrap();

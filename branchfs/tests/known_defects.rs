@@ -1,6 +1,6 @@
-//! What other file systems for branches were measured to get wrong: losing files, attributes or the base itself. Each
-//! test bears the name of the failure that it would find. (Those about who may do what are in `security.rs`, about full disks and immutable
-//! files in `filesystems.rs`.)
+//! Defects that were measured in other file systems for branches: lost files, lost attributes, a changed base. Each test is
+//! named after the failure that it would find. (Permissions are in `security.rs`, full disks and immutable files in
+//! `filesystems.rs`.)
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,11 +1,9 @@
-//! A store on another file system than the base: what holds of branches holds with it too, and what is its own.
+//! A store on another file system than the base: the tests of the other files with such a store, and tests of its own.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 #![allow(clippy::duplicate_mod, reason = "each module of the suite brings its own `common`")]
 
 // The conformance suite: these modules find out by their path that they are here, see `common::Mount`.
-#[path = "choices.rs"]
-mod choices;
 #[path = "fail_stop.rs"]
 mod fail_stop;
 #[path = "faults.rs"]
@@ -16,8 +14,10 @@ mod history;
 mod model;
 #[path = "nested.rs"]
 mod nested;
-#[path = "partial.rs"]
-mod partial;
+#[path = "partial_commit.rs"]
+mod partial_commit;
+#[path = "partial_commit_model.rs"]
+mod partial_commit_model;
 #[path = "policies.rs"]
 mod policies;
 #[path = "posix.rs"]

@@ -1,5 +1,5 @@
-//! Files that are held open or mapped while a name comes to mean another object: the reader keeps what it opened, and
-//! nobody else ever sees it under the name.
+//! Files that are open or mapped while their name is replaced by another object: the reader keeps the file that it opened,
+//! and no other program sees that file under the name.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,5 +1,5 @@
-//! While a commit plans, copies and syncs, other branches go on: with their files, and with their verbs. Each commit is
-//! held at one of its syncs, by whom the kernel asks before a directory is opened (fanotify), as long as the test says.
+//! Other branches continue to work, with files and with verbs, while a commit plans, copies and syncs. Each commit is held
+//! at one of its syncs (by fanotify, which asks before a directory is opened) until the test releases it.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,4 +1,4 @@
-//! What a branch changes (S14 of docs/semantics.md): the list, and the patch, which `git apply` must accept.
+//! The changes of a branch (S14 of docs/semantics.md): the list, and the patch, which `git apply` must accept.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,5 +1,5 @@
-//! Objects of a base that mean something to overlay file systems: attributes in their namespaces, and devices 0:0. Neither
-//! driver loses them without an error.
+//! Objects of a base that have a meaning in overlayfs: attributes in its namespaces, and devices 0:0. Neither driver loses
+//! them without an error.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,5 +1,5 @@
-//! Random commits of a part of a branch, and with others at work in the base, undone and done again: what is chosen comes,
-//! what is not stays, and nothing that others did is lost.
+//! Random partial commits with changes of other programs in the base, undone and redone: the chosen paths are committed, the
+//! others stay in the branch, and no change of another program is lost.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 

@@ -1,6 +1,5 @@
-//! A store that came with a stranger's directory. Every name that a used store holds is replaced by a symbolic link, a FIFO,
-//! a device and a hard link, and everything that opens a store runs on it: nothing outside is read or changed, and nothing
-//! waits.
+//! A store from an untrusted source. Every name that a used store holds is replaced by a symbolic link, a FIFO, a device and
+//! a hard link, and every command that opens a store runs on it: nothing outside is read or changed, and no command blocks.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "test code")]
 
