@@ -98,7 +98,7 @@ fn check_committed(mount: &Mount, late: &str, when: &str) {
 }
 
 #[test]
-fn other_branches_go_on_while_a_commit_prepares() {
+fn other_branches_continue_while_a_commit_prepares() {
     let (mount, mut hold, mut commit) = committing(Mount::store);
     others_go_on(&mount);
     assert_eq!(read(mount.base().join("file")), "old\n", "it has not happened");
@@ -122,7 +122,7 @@ fn other_branches_go_on_while_a_commit_prepares() {
 }
 
 #[test]
-fn other_branches_go_on_while_a_commit_is_made_durable() {
+fn other_branches_continue_while_a_commit_is_made_durable() {
     let (mount, mut hold, mut commit) = committing(Mount::base);
     others_go_on(&mount);
     assert!(commit.try_wait().unwrap().is_none(), "it is held");
@@ -174,7 +174,7 @@ fn a_branch_that_is_stale_meanwhile_can_be_aborted_before_the_commit_is_durable(
 }
 
 #[test]
-fn others_go_on_while_a_branch_is_committed_into_its_parent() {
+fn others_continue_while_a_branch_is_committed_into_its_parent() {
     let mount = Mount::over(|base| fs::write(base.join("file"), "old\n").unwrap());
     mount.create("outer");
     shell(&mount.create_below("outer", "one"), "echo new > file");
@@ -198,7 +198,7 @@ fn others_go_on_while_a_branch_is_committed_into_its_parent() {
 }
 
 #[test]
-fn other_branches_go_on_while_one_is_compared() {
+fn other_branches_continue_while_one_is_compared() {
     let mount = branches();
     let id = mount.ask("list")["branches"][0]["id"].to_string();
     let mut hold = Hold::new(&mount, &mount.store().join("layers").join(id).join("upper"));
@@ -235,7 +235,7 @@ fn importing(parent: &str, pack: &str) -> (Disk, Hold, Child) {
 const BROUGHT: &str = "echo brought > brought; touch .wh.file; tar -cf ../archive .";
 
 #[test]
-fn other_branches_go_on_while_one_is_imported() {
+fn other_branches_continue_while_one_is_imported() {
     let (disk, mut hold, imported) = importing("one", BROUGHT);
     others_go_on(&disk);
     succeed(&run(&disk, &["commit", "sibling"]));
@@ -317,7 +317,7 @@ fn let_go_and_wait_for_an_empty_trash(mount: &Mount, hold: &mut Hold) {
 
 /// S12: only what others changed stands in the way of a redo, not a link of ours that goes.
 #[test]
-fn a_veil_that_is_deleted_in_the_background_stands_in_no_redos_way() {
+fn a_snapshot_layer_that_is_deleted_in_the_background_blocks_no_redo() {
     let (mount, mut hold) = undone_before_a_veil_is_deleted();
     let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
     succeed(&run(&mount, &["redo"]));
@@ -375,7 +375,7 @@ fn killed_while_a_veil_is_deleted(is_deleted: bool) -> Mount {
 
 /// S12: what the kill kept from being noted is no change by others.
 #[test]
-fn a_kill_while_a_veil_is_deleted_stands_in_no_redos_way() {
+fn a_kill_while_a_snapshot_layer_is_deleted_blocks_no_redo() {
     for is_deleted in [false, true] {
         let mount = killed_while_a_veil_is_deleted(is_deleted);
         common::wait_for_the_clock(&mount.base());

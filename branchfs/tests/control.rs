@@ -44,7 +44,7 @@ fn ask(mut stream: &UnixStream, request: &[u8]) -> Value {
 }
 
 #[test]
-fn nobody_but_the_daemons_user_can_put_a_socket_in_its_place() {
+fn only_the_daemons_user_can_put_a_socket_in_its_place() {
     let mount = Mount::new();
     let directory = fs::metadata(socket_of(&mount).parent().unwrap()).unwrap();
     assert_eq!((directory.uid(), directory.mode() & 0o777), (0, 0o755));
@@ -145,7 +145,7 @@ fn connect_with_half_a_line(mount: &Mount) -> UnixStream {
 const LIST: &[u8] = br#"{"v":1,"verb":"list"}"#;
 
 #[test]
-fn requests_that_stall_hold_nobody_up_and_are_bounded() {
+fn requests_that_stall_block_no_other_and_are_bounded() {
     let mount = Mount::new();
     let mut half: Vec<_> = (0..100).map(|_| connect_with_half_a_line(&mount)).collect();
     mount.create("meanwhile");
@@ -222,7 +222,7 @@ fn threads_wait_for_connections_and_are_as_many_afterwards_as_before() {
 }
 
 #[test]
-fn what_nobody_waits_for_stands_back() {
+fn background_work_yields_to_requests() {
     const NICE: usize = 16; // of the fields after the name
     let mount = Mount::new();
     let nice_of = |name| -> Vec<String> {
@@ -237,7 +237,7 @@ fn what_nobody_waits_for_stands_back() {
 }
 
 #[test]
-fn peers_that_never_read_hold_nobody_up() {
+fn clients_that_never_read_block_no_other_client() {
     let mount = Mount::new();
     mount.create("branch");
     let deaf = connect(&mount);

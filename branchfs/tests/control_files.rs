@@ -229,7 +229,7 @@ fn only_the_bases_owner_may_open_a_control_file() {
 }
 
 #[test]
-fn more_verbs_at_once_than_the_daemon_has_threads_all_end() {
+fn more_concurrent_verbs_than_the_daemon_has_threads_all_end() {
     let mount = mounted();
     let branches: Vec<PathBuf> = (0..24).map(|n| mount.create(&format!("b{n}"))).collect();
     branches.iter().for_each(|branch| fs::write(branch.join("file"), "mine").unwrap());

@@ -47,7 +47,7 @@ const FILLED: &str = "
 ";
 
 #[test]
-fn each_kind_of_change_is_told() {
+fn each_kind_of_change_is_reported() {
     for (script, wanted) in [
         ("echo x > new; mkdir dir", &["added dir", "added new"][..]),
         ("echo other! > other", &["modified other (content)"]),
@@ -91,7 +91,7 @@ fn each_kind_of_change_is_told() {
 }
 
 #[test]
-fn extended_attributes_are_told() {
+fn extended_attributes_are_reported() {
     let mount = Mount::over(|base| shell(base, FILLED));
     let branch = mount.create("branch");
     let flags = rustix::fs::XattrFlags::empty();

@@ -81,7 +81,7 @@ fn zeros(bytes: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_full_branch_stops_its_writers_and_nobody_elses() {
+fn a_full_branch_stops_its_writers_only() {
     let mount = Mount::new();
     let (full, other) = (create(&mount, "full", MIB), mount.create("other"));
     assert_eq!(fill(&full.join("file")), MIB, "all of the limit can be used");

@@ -370,7 +370,7 @@ fn the_history_is_undone_past_commits_that_were_undone_for_good() {
 
 /// S9: an error half-way takes the commit back; what it moved and moved back is no change by others.
 #[test]
-fn a_commit_that_was_taken_back_stands_in_nobodys_way() {
+fn a_commit_that_was_rolled_back_blocks_no_other_commit() {
     let mount = Mount::over(fill);
     let before = snapshot(&mount.base());
     shell(&mount.create("work"), "echo work >file; mkdir new; echo work >new/file");

@@ -37,7 +37,7 @@ fn open_for_writing(path: &Path) -> File {
 }
 
 #[test]
-fn a_released_mapping_keeps_nobody_from_committing() {
+fn a_released_mapping_blocks_no_commit() {
     for options in options() {
         let mount = mounted(options);
         for round in 0..20_u8 {
@@ -91,7 +91,7 @@ fn a_writable_mapping_whose_descriptor_is_closed_counts_as_open_for_writing() {
 }
 
 #[test]
-fn mappings_that_only_read_the_file_keep_nobody_from_committing_or_forking() {
+fn mappings_that_only_read_the_file_block_no_commit_or_fork() {
     for options in options() {
         let mount = mounted(options);
         let branch = mount.create("branch");
@@ -123,7 +123,7 @@ fn mappings_that_only_read_the_file_keep_nobody_from_committing_or_forking() {
 }
 
 #[test]
-fn what_is_written_through_a_mapping_is_read_by_whoever_opens_the_file_then() {
+fn what_is_written_through_a_mapping_is_read_by_a_later_open() {
     for options in options() {
         let mount = mounted(options);
         let branch = mount.create("branch");

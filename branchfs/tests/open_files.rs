@@ -172,7 +172,7 @@ fn readers_of_a_parent_never_bring_back_what_a_childs_commit_replaced() {
 }
 
 #[test]
-fn siblings_under_snapshot_go_on_with_their_own_content_while_files_are_held() {
+fn siblings_under_snapshot_keep_their_own_content_while_files_are_held() {
     let mount = mounted(&["--policy", "snapshot"], fill);
     let parent = mount.create("parent");
     let mut above = Reader::new(&parent, &names());

@@ -442,7 +442,7 @@ fn after_a_refused_commit_files_can_be_opened_for_writing_again() {
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_a_commit_waits_leaves_a_branch_that_goes_on() {
+fn a_daemon_that_is_killed_while_a_commit_waits_leaves_a_usable_branch() {
     let mount = Mount::new();
     let branch = mount.create("branch");
     let held = fs::File::create(branch.join("held")).unwrap();
@@ -535,7 +535,7 @@ fn what_was_deleted_and_is_still_open_is_named_with_its_process() {
 }
 
 #[test]
-fn a_process_inside_stands_in_no_ones_way() {
+fn a_process_inside_blocks_no_verb() {
     let mount = Mount::over(|base| shell(base, "mkdir d; echo 1 > d/f"));
     let (one, two) = (mount.create("one"), mount.create("two"));
     let inside = [Inside::new(&one.join("d")), Inside::new(&two)];
@@ -553,7 +553,7 @@ fn a_process_inside_stands_in_no_ones_way() {
 }
 
 #[test]
-fn an_unmount_is_refused_while_a_branch_is_in_use_and_all_goes_on() {
+fn an_unmount_is_refused_while_a_branch_is_in_use_and_all_continues() {
     let mount = Mount::new();
     let branches = [mount.create("one"), mount.create("two"), mount.create("three")];
     let inside = Inside::new(&branches[1]);
@@ -605,7 +605,7 @@ fn a_nested_branch_reads_what_the_kernel_wrote() {
 }
 
 #[test]
-fn a_branch_that_the_kernel_wrote_goes_on_under_fuse() {
+fn a_branch_that_the_kernel_wrote_continues_under_fuse() {
     let mount = Mount::over(|base| {
         shell(
             base,
@@ -736,7 +736,7 @@ fn auto_is_fuse_where_the_index_cannot_be_had_and_says_why() {
 }
 
 #[test]
-fn where_the_index_cannot_be_had_the_driver_says_so() {
+fn a_missing_index_feature_is_reported_by_the_driver() {
     let mount = Mount::unmounted(|_| ());
     let refused = refusal(&mount_without_index(&mount, "overlay"));
     assert!(refused.contains("index=on") && refused.contains("DAC_READ_SEARCH"), "{refused}");
@@ -744,7 +744,7 @@ fn where_the_index_cannot_be_had_the_driver_says_so() {
 }
 
 #[test]
-fn other_branches_go_on_while_the_writing_in_one_is_stopped_for_a_fork() {
+fn other_branches_continue_while_the_writing_in_one_is_stopped_for_a_fork() {
     let mount = Mount::over(|base| fs::write(base.join("file"), "old\n").unwrap());
     shell(&mount.create("outer"), "echo new > file");
     let apart = mount.create("apart");

@@ -46,7 +46,7 @@ fn what_is_written_and_what_is_big_is_read_without_a_request() {
 }
 
 #[test]
-fn without_passthrough_everything_works_and_the_reason_is_told() {
+fn without_passthrough_everything_works_and_the_reason_is_reported() {
     let mount = Mount::unmounted(|base| big_file(&base.join("big"), b'b'));
     mount.mount_with(&["--no-passthrough"]);
     let branch = mount.create("branch");
@@ -100,7 +100,7 @@ fn what_is_written_while_others_open_a_file_for_the_first_time_is_read() {
 }
 
 #[test]
-fn readers_of_a_small_file_go_on_with_its_copy() {
+fn readers_of_a_small_file_continue_with_its_copy() {
     let mount = Mount::over(|base| fs::write(base.join("log"), "one\n").unwrap());
     let branch = mount.create("branch");
     let mut reader = File::open(branch.join("log")).unwrap();
@@ -458,7 +458,7 @@ fn what_a_branch_does_not_have_fails_as_the_table_of_differences_says() {
 }
 
 #[test]
-fn without_passthrough_readers_of_a_big_file_go_on_with_its_copy() {
+fn without_passthrough_readers_of_a_big_file_continue_with_its_copy() {
     let mount = Mount::unmounted(|base| fs::write(base.join("log"), vec![b'l'; 1 << 20]).unwrap());
     let mount = mount.with_big_files_from(1 << 19);
     mount.mount_with(&["--no-passthrough"]);

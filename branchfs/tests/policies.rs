@@ -37,7 +37,7 @@ fn seen(branch: &Path) -> BTreeMap<PathBuf, Object> {
 }
 
 #[test]
-fn siblings_live_on_and_go_on_seeing_their_own_snapshot() {
+fn siblings_stay_live_and_keep_seeing_their_own_snapshot() {
     let mount = mounted("snapshot");
     let early = mount.create("early");
     let fresh = mount.create("fresh"); // nothing of it is known to the kernel before the commit

@@ -353,7 +353,7 @@ for descriptor in os.listdir('/proc/self/fd'):
 }
 
 #[test]
-fn devices_are_what_they_were_and_nobody_else_makes_any() {
+fn devices_are_unchanged_and_only_root_makes_any() {
     let mount = Mount::over(|base| {
         shell(
             base,
@@ -532,7 +532,7 @@ fn a_commit_changes_nothing_in_the_store_of_another_workspace() {
 }
 
 #[test]
-fn attributes_of_users_that_sound_like_ours_are_theirs() {
+fn attributes_of_users_with_similar_names_are_kept() {
     let set = |path: &Path, name: &str, value: &[u8]| {
         rustix::fs::lsetxattr(path, name, value, rustix::fs::XattrFlags::empty()).unwrap();
     };

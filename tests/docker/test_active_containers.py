@@ -130,7 +130,7 @@ def started(tmp_path: Path, found: list[WorkspaceContainer], program: str) -> tu
     return warm_container.up_or_share(WARM, engine, environ={}, say=said.append), said
 
 
-def test_of_two_that_begin_at_once_the_second_shares(tmp_path: Path) -> None:
+def test_of_two_that_begin_together_the_second_shares(tmp_path: Path) -> None:
     assert started(tmp_path, [ONE], "echo name is taken >&2; exit 125") == ("one", [])
 
 

@@ -54,7 +54,7 @@ def states(found: list[Finding]) -> dict[str, str]:
     ],
     ids=["debian", "cgroup v1", "old", "windows", "desktop", "rootless", "remapped, selinux", "bare", "podman"],
 )
-def test_an_engine_is_judged_by_what_it_tells(facts: dict[str, Any], expected: dict[str, str]) -> None:
+def test_an_engine_is_judged_by_its_reported_facts(facts: dict[str, Any], expected: dict[str, str]) -> None:
     found = judge_engine(facts)
     assert states(found) == expected
     assert all(finding.hint for finding in found if finding.state != "ok"), "each says what to do"

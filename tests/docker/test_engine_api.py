@@ -55,7 +55,7 @@ def test_both_outputs_and_the_exit_code_are_the_commands(warm: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_docker")
-def test_much_goes_both_ways_at_once(warm: Path) -> None:
+def test_large_data_goes_both_ways_concurrently(warm: Path) -> None:
     """A command that writes before it reads, more than any buffer holds."""
     block = os.urandom(1 << 20) * 6
     code, out, _ = inside(warm, "sh", "-c", "head -c 6291456 /dev/zero; cat", input_bytes=block)

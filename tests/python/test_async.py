@@ -105,7 +105,7 @@ def test_cancelling_while_the_branch_is_made_leaves_none(
     asyncio.run(main())
 
 
-def test_other_tasks_go_on_meanwhile(workspace: Workspace) -> None:
+def test_other_tasks_run_meanwhile(workspace: Workspace) -> None:
     """A hundred branches are made and dropped while one task counts."""
 
     async def one(number: int) -> None:
@@ -137,7 +137,7 @@ def test_patterns_and_branches_mix(workspace: Workspace) -> None:
 class TestBranchContext:
     """Processes awaited. What a target is to have done is waited for, before it is ended."""
 
-    def test_a_process_is_awaited_while_other_tasks_go_on(self, place: Path) -> None:
+    def test_a_process_is_awaited_while_other_tasks_run(self, place: Path) -> None:
         """The process ends when a task that runs meanwhile has made a file."""
         script = "until [ -e go ]; do sleep 0.01; done"
 

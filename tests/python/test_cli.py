@@ -74,7 +74,7 @@ class TestCommon:
         assert (root / "m\u00fc").exists()
 
     @pytest.mark.contract("6.63")
-    def test_it_tells_its_version(self, root: Path) -> None:
+    def test_it_prints_its_version(self, root: Path) -> None:
         """The published command has no --version and exits with 2."""
         assert branching(root, "--version").out == f"branching {__version__}\n"
 
@@ -438,7 +438,7 @@ class TestOnATerminal:
         run.wait_for("down here")
         assert run.done().code == 0
 
-    def test_ctrl_z_under_a_shell_stops_and_fg_goes_on(self, root: Path) -> None:
+    def test_ctrl_z_under_a_shell_stops_and_fg_continues(self, root: Path) -> None:
         """The command is not a shell: a shell cannot be stopped while it waits, in vfork(), for a
         child that is already stopped."""
         run = OnTerminal(root, [], program=["bash", "--norc", "--noprofile", "-i"], PS1="in> ")

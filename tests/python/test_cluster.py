@@ -255,7 +255,7 @@ assert len({{each.node for each in outcome.all_results}}) > 1, outcome
     assert (base / "sparse").stat().st_blocks < 100
 
 
-def test_functions_answer_print_and_fail_as_at_home(
+def test_functions_return_print_and_fail_as_in_a_local_call(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
     on_cluster(
@@ -292,7 +292,7 @@ assert space.branches() == []
     assert not (base / "made-0").exists()
 
 
-def test_the_other_patterns_choose_on_a_cluster_as_at_home(
+def test_the_other_patterns_choose_on_a_cluster_as_in_a_local_call(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
     """A later attempt starts from the layers of earlier ones. Callbacks see the branch."""
@@ -412,7 +412,7 @@ assert space.branches() == []
     wait_until(lambda: not sleeping(cluster))
 
 
-def test_what_is_edited_at_home_meanwhile_is_a_conflict(
+def test_a_local_edit_meanwhile_is_a_conflict(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
     on_cluster(
@@ -485,7 +485,7 @@ assert space.branches() == []
     )
 
 
-def test_a_killed_driver_leaves_nothing_on_nodes_and_a_branch_at_home(
+def test_a_killed_driver_leaves_nothing_on_nodes_and_a_local_branch(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
     """The branch of a program is dropped by the next one, that of a command line stays."""

@@ -270,7 +270,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
 
 
-def test_many_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_many_concurrent_ones_do_not_disturb_each_other(tmp_path: Path) -> None:
     ends = [
         in_thread(sh(f"sleep 0.1; echo {n} >&3; exit {n}", tmp_path, score=True)) for n in range(40)
     ]

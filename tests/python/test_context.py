@@ -211,7 +211,7 @@ class TestPublishedBehaviour:
             pid = context.pid
         assert not Path(f"/proc/{pid}").exists()
 
-    def test_an_exception_inside_the_with_goes_on(self, place: Path) -> None:
+    def test_an_exception_inside_the_with_propagates(self, place: Path) -> None:
         with pytest.raises(LookupError), BranchContext(lambda path: time.sleep(LONG), place):
             raise LookupError
 
@@ -513,7 +513,7 @@ class TestWhatComesHome:
         assert error.__cause__ is not None
         assert "in target" in str(error.__cause__.__cause__)
 
-    def test_nothing_is_run_for_what_comes_home(self, place: Path, tmp_path: Path) -> None:
+    def test_decoding_a_result_runs_no_code(self, place: Path, tmp_path: Path) -> None:
         """Bytes from a sandbox must not become code outside of it."""
         mark = str(tmp_path / "escaped")
 

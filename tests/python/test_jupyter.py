@@ -101,7 +101,7 @@ def test_a_notebook_forks_a_cell_into_three_and_keeps_one(directory: Path, regis
         assert workspace.branches() == []
 
 
-def test_errors_are_those_of_the_cell_and_the_kernel_goes_on(
+def test_errors_are_those_of_the_cell_and_the_kernel_continues(
     directory: Path, registered: str
 ) -> None:
     book = notebook(

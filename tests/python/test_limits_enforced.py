@@ -352,13 +352,13 @@ def test_removing_a_group_ends_its_branches() -> None:
     group.remove()
 
 
-def test_all_limits_hold_at_once() -> None:
+def test_all_limits_hold_together() -> None:
     limits = ResourceLimits(memory=64 * MIB, cpu=0.5, pids=10, disk=1, wall_time=1)
     with Cgroup.create(limits) as scope:
         assert run(scope, ALLOCATE, 200 * MIB)[0] == -signal.SIGKILL
 
 
-def test_many_scopes_at_once_leave_nothing() -> None:
+def test_many_concurrent_scopes_leave_nothing() -> None:
     def one(_: int) -> int:
         with Cgroup.create(ResourceLimits(memory=64 * MIB, pids=4)) as scope:
             return run(scope, "")[0]
@@ -368,7 +368,7 @@ def test_many_scopes_at_once_leave_nothing() -> None:
     assert not groups()
 
 
-def test_a_group_that_is_cleared_away_before_it_is_locked_is_made_anew(
+def test_a_group_that_is_removed_before_it_is_locked_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Others make scopes and clear leftovers at the same time. Goal: both moments between making

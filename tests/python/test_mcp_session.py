@@ -65,7 +65,7 @@ async def test_all_children_can_be_dropped(real_workspace: Workspace) -> None:
         assert (await agent.call("session_run", code="x"))["value"] == "1"
 
 
-async def test_a_failure_has_its_traceback_and_the_session_goes_on(
+async def test_a_failure_has_its_traceback_and_the_session_continues(
     real_workspace: Workspace,
 ) -> None:
     async with connected(served(real_workspace)) as agent:

@@ -69,7 +69,7 @@ class TestOpen:
         assert not second.path.exists()
         assert (base / "made").exists()
 
-    def test_many_at_once_in_many_processes(self, base: Path) -> None:
+    def test_many_concurrent_ones_in_many_processes(self, base: Path) -> None:
         """Each process finds or makes a mount while others unmount."""
         script = (
             "import sys\nfrom branching import Workspace\n"

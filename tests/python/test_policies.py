@@ -114,7 +114,7 @@ class TestCommit:
             b.commit(policy="snapshot")
         assert {(first_winner.path / name).exists() for name in "ab"} == {True}
 
-    def test_a_dry_run_tells_and_does_nothing(self, first_winner: Workspace) -> None:
+    def test_a_dry_run_prints_the_plan_and_does_nothing(self, first_winner: Workspace) -> None:
         with first_winner.branch("a") as branch:
             (branch.path / "made").write_text("x")
             assert [change.path for change in branch.commit(dry_run=True)] == ["made"]

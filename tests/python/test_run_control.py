@@ -85,7 +85,7 @@ class TestFromAnotherProcess:
         assert call.running.done().code == 1
         assert call.entry().state == "cancelled"
 
-    def test_a_stop_ends_one_candidate_and_the_call_goes_on(
+    def test_a_stop_ends_one_candidate_and_the_call_continues(
         self, real: Mounted, logs: Path
     ) -> None:
         waits = 'until grep -q go "$BRANCHING_STEER"; do sleep 0.02; done; touch won'

@@ -312,7 +312,7 @@ class TestSurroundingsThatFail:
 
 class TestProgram:
     @pytest.mark.contract("6.32", "6.41")
-    def test_it_tells_the_command_where_it_is(self, workspace: Workspace) -> None:
+    def test_it_sets_the_variables_that_name_the_branch(self, workspace: Workspace) -> None:
         lines: list[str] = []
 
         def listen(event: Event) -> None:

@@ -202,7 +202,7 @@ class TestFailures:
             run_in(tmp_path, "true", at="/proc/no/such")
 
 
-def test_many_at_once_from_many_threads(place: Path) -> None:
+def test_many_concurrent_ones_from_many_threads(place: Path) -> None:
     """Nothing forks from a program that has threads."""
     codes: list[int] = []
 
@@ -217,7 +217,7 @@ def test_many_at_once_from_many_threads(place: Path) -> None:
     assert sorted(codes) == list(range(40))
 
 
-def test_a_server_that_was_killed_is_started_anew(place: Path) -> None:
+def test_a_server_that_was_killed_is_started_again(place: Path) -> None:
     for _ in range(2):
         with BranchContext(lambda _: 3, place) as context:
             context.wait()

@@ -461,7 +461,7 @@ class TestLandlock:
             code = f"socket.socket(socket.AF_UNIX).connect({name!r})"
             assert "PermissionError" in self.run(outside, code)
 
-    def test_outputs_can_be_opened_anew(self, outside: Path) -> None:
+    def test_outputs_can_be_opened_again(self, outside: Path) -> None:
         """Wherever the caller's files lie."""
         with (outside / "output").open("w") as output:
             said = self.run(outside, "print('x', file=open('/dev/stdout', 'w'))", output.fileno())

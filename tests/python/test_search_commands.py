@@ -173,7 +173,7 @@ class TestOptions:
             assert (root / f"@{branch}" / "made").exists()
             assert branching(root, "abort", branch).code == 0
 
-    def test_at_most_so_many_run_at_once(self, root: Path) -> None:
+    def test_at_most_so_many_run_concurrently(self, root: Path) -> None:
         """The second would win if it were started before the first has failed."""
         words = ["-c", "sleep 0.5; touch first", "-c", "touch second"]
         assert branching(root, "speculate", "--parallel", "1", *words).code == 0

@@ -226,7 +226,7 @@ def test_open_files_and_the_directory_follow_into_the_child_and_back(
     assert value(session, "os.getcwd()") == str(space.workspace.seen_at / "sub")
 
 
-def test_none_goes_on_as_before_the_fork(session: Session) -> None:
+def test_none_continues_as_before_the_fork(session: Session) -> None:
     session.run("x = 1; log = open('log', 'a'); log.write('mine\\n')")
     children = session.fork(2)
     children[0].run("x = 2; log.write('theirs\\n'); log.flush()")
@@ -345,7 +345,7 @@ def test_a_hundred_generations(session: Session) -> None:
 
 
 @EVERYWHERE
-def test_commit_writes_the_base_and_the_session_goes_on(space: Space) -> None:
+def test_commit_writes_the_base_and_the_session_continues(space: Space) -> None:
     with Session(space.workspace) as session:
         session.run("log = open('log.txt', 'a'); log.write('first\\n')")
         assert [change.path for change in session.commit()] == ["log.txt"]
@@ -548,7 +548,7 @@ def test_a_fork_is_refused_by_name(session: Session, what: str) -> None:
     assert value(session, "x") == 1
 
 
-def test_a_pick_is_refused_by_name_and_the_child_goes_on(session: Session) -> None:
+def test_a_pick_is_refused_by_name_and_the_child_continues(session: Session) -> None:
     children = session.fork(2)
     children[0].run("import subprocess; p = subprocess.Popen(['sleep', '300'])")
     with pytest.raises(MemoryBranchError, match="a running child process: sleep 300"):

@@ -106,7 +106,7 @@ def test_blocks_errors_and_unknown_commands(prompt: Prompt) -> None:
     assert prompt.screen.done().code == 0
 
 
-def test_a_key_interrupts_the_code_and_the_session_goes_on(prompt: Prompt) -> None:
+def test_a_key_interrupts_the_code_and_the_session_continues(prompt: Prompt) -> None:
     prompt.enter("x = 5")
     prompt.screen.type("import time; print('sleeps'); time.sleep(600)\r")
     prompt.screen.wait_for("\nsleeps")

@@ -97,7 +97,7 @@ def test_a_session_that_is_killed_at_any_step_of_a_fork_leaves_nothing(
 
 
 @pytest.mark.parametrize("who", ["the winner", "the loser", "the session"])
-def test_a_process_that_is_killed_at_any_step_of_a_pick_leaves_a_session_that_goes_on(
+def test_a_process_that_is_killed_at_any_step_of_a_pick_leaves_a_session_that_continues(
     real_workspace: Workspace, who: str
 ) -> None:
     for at in range(STEPS_MAX):

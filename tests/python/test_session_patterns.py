@@ -140,7 +140,7 @@ def test_a_pattern_in_a_session_can_be_awaited(session: Session, pattern: Any) -
 
 
 @pytest.mark.parametrize("pattern", [BestOfN, Speculate])
-def test_a_cancelled_pattern_drops_its_children_and_the_session_goes_on(
+def test_a_cancelled_pattern_drops_its_children_and_the_session_continues(
     session: Session, pattern: Any
 ) -> None:
     code = f"""

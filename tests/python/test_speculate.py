@@ -109,7 +109,7 @@ def test_what_has_succeeded_before_the_timeout_counts(workspace: Workspace) -> N
 
 
 @pytest.mark.contract("4.14")
-def test_max_parallel_is_the_most_that_run_at_once(workspace: Workspace) -> None:
+def test_max_parallel_is_the_most_that_run_concurrently(workspace: Workspace) -> None:
     lock = threading.Lock()
     both = threading.Barrier(2, timeout=60)  # each waits until another one runs beside it
     running: list[int] = []

@@ -96,7 +96,7 @@ def test_a_verdict_must_be_0_or_1(workspace: Workspace, verdict: Any) -> None:
         Tournament([plays(1)] * 2, judge=lambda a, b: verdict)(workspace)
 
 
-def test_parallel_judges_judge_at_once(workspace: Workspace) -> None:
+def test_parallel_judges_run_concurrently(workspace: Workspace) -> None:
     meeting = threading.Barrier(2, timeout=60)
 
     def judge(a: Path, b: Path) -> int:

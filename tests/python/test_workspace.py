@@ -75,7 +75,7 @@ def test_a_workspace_in_a_dropped_branch_is_not_found(workspace: Workspace) -> N
 
 
 @pytest.mark.contract("2.3")
-def test_a_path_outside_any_mount_is_an_error_that_tells_what_to_do(tmp_path: Path) -> None:
+def test_a_path_outside_any_mount_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(MountError, match="not inside a mount") as caught:
         Workspace(tmp_path)
     assert isinstance(caught.value, BranchingError)
@@ -96,7 +96,7 @@ def test_a_clean_exit_commits(workspace: Workspace) -> None:
 
 
 @pytest.mark.contract("2.7", "2.13")
-def test_an_exception_aborts_and_goes_on(workspace: Workspace) -> None:
+def test_an_exception_aborts_and_propagates(workspace: Workspace) -> None:
     with (
         pytest.raises(ZeroDivisionError, match="mine"),
         workspace.branch("work") as branch,
@@ -278,7 +278,7 @@ def test_what_changed_is_listed(workspace: Workspace) -> None:
         ]
 
 
-def test_a_branch_that_somebody_else_ended_is_not_found(workspace: Workspace) -> None:
+def test_a_branch_that_another_program_ended_is_not_found(workspace: Workspace) -> None:
     with workspace.branch("gone", on_success=None) as branch:
         with Workspace(workspace.path).branch("other", on_success=None) as other:
             other.abort()
@@ -289,7 +289,7 @@ def test_a_branch_that_somebody_else_ended_is_not_found(workspace: Workspace) ->
         branch.abort()  # gone is what was wanted
 
 
-def test_many_threads_have_branches_at_once(workspace: Workspace) -> None:
+def test_many_threads_have_branches_concurrently(workspace: Workspace) -> None:
     failures: list[BaseException] = []
 
     def work(index: int) -> None:

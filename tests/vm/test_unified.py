@@ -24,7 +24,7 @@ def test_this_is_version_2_alone() -> None:
     assert set(find_own()) == {UNIFIED}
 
 
-def test_memory_high_slows_down_and_kills_nobody() -> None:
+def test_memory_high_slows_down_and_kills_no_process() -> None:
     limits = ResourceLimits(memory=512 * MIB, memory_high=48 * MIB)
     with Cgroup.create(limits) as scope:
         child = start(scope, ALLOCATE + "; sys.stdin.readline()", 80 * MIB)

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_of_somebody_else_is_refused() {
+    fn a_directory_of_another_user_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("branchfs");
         own(&path).unwrap();

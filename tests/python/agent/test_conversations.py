@@ -72,7 +72,7 @@ def test_a_second_turn_in_another_process_uses_the_workspace(project: Path) -> N
     assert (project / "c").read_text() == "1\n"
 
 
-def test_a_turn_after_a_merge_goes_on_with_the_winner(project: Path) -> None:
+def test_a_turn_after_a_merge_continues_with_the_winner(project: Path) -> None:
     async def act() -> None:
         director = Director(
             shell("echo 0 > before"),

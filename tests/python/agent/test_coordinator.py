@@ -157,7 +157,7 @@ class TestFork:
         with pytest.raises(ForkDepthLimitError):
             run(coordinator(None, {}, depth=2, max_depth=2).fork(specs("a")))
 
-    def test_a_disk_that_stands_still_holds_up_no_run(self) -> None:
+    def test_a_blocked_disk_delays_no_run(self) -> None:
         """And what was still to be written when the fork ended does not bring it back."""
 
         async def work() -> None:
@@ -179,7 +179,7 @@ class TestFork:
         run(work())
 
     @pytest.mark.contract("P15")
-    def test_a_second_fork_waits_for_the_end_of_the_first_and_begins_anew(self) -> None:
+    def test_a_second_fork_waits_for_the_end_of_the_first_and_starts_fresh(self) -> None:
         """The second handle lists the new branches only."""
 
         async def work() -> None:

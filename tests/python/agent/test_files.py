@@ -295,7 +295,7 @@ class TestMirror:
 
         run(work())
 
-    def test_a_program_that_makes_warnings_errors_has_its_runs_go_on(
+    def test_runs_continue_in_a_program_that_makes_warnings_errors(
         self, real: Mounted, place: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         """The event loop's exception handler logs the warning, and the merge succeeds."""

@@ -311,7 +311,7 @@ COUNTING = "i=0; until [ -s end ]; do i=$((i+1)); echo $i; sleep 0.02; done"
 class TestFromAnotherProcess:
     """`branching watch` connects to the control socket of the call."""
 
-    def test_it_is_paused_at_once_and_goes_on(self, real: Mounted) -> None:
+    def test_it_is_paused_immediately_and_resumes(self, real: Mounted) -> None:
         call = Steered(real, COUNTING)
         until(lambda: call.output().count("\n") > 2, "it counts")
         call.ask("pause")
@@ -341,7 +341,7 @@ class TestFromAnotherProcess:
         assert call.running.done().code == 0
         assert (real.base / "won").exists()
 
-    def test_a_loser_is_kept_where_somebody_wants_it(self, real: Mounted) -> None:
+    def test_a_loser_is_kept_on_request(self, real: Mounted) -> None:
         waits = 'touch lost; until [ -s "$BRANCHING_STEER" ]; do sleep 0.02; done; exit 1'
         call = Steered(real, waits, "-c", "touch won")
         call.ask("keep")

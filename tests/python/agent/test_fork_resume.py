@@ -63,7 +63,7 @@ def resumed(real: Mounted, fork_id: str, *words: str) -> Done:
     return called(real.root, "fork", "--json", "--resume", fork_id, *words)
 
 
-def test_one_that_was_killed_goes_on_with_what_is_done(real: Mounted) -> None:
+def test_a_killed_one_continues_with_the_finished_branches(real: Mounted) -> None:
     fork_id = killed(real)
     done = branching_process(real.root, "fork", "--json", "--resume", fork_id)
     assert done.code == 0, done.err

@@ -110,7 +110,7 @@ def forks_of(framework: Framework, script: Script, place: Any = None, **options:
     return framework.forks(script, place=place, **options)
 
 
-def test_a_conversation_goes_on_from_the_winner(
+def test_a_conversation_continues_from_the_winner(
     framework: Framework, real_workspace: Workspace
 ) -> None:
     """Files and messages of the winner are the parent's, in later turns and after another fork."""
@@ -308,7 +308,7 @@ def test_a_message_reaches_a_branch_that_runs(
     in_time(work())
 
 
-def test_a_branch_goes_on_with_a_second_prompt(
+def test_a_branch_continues_with_a_second_prompt(
     framework: Framework, real_workspace: Workspace
 ) -> None:
     async def work() -> None:

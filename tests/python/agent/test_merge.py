@@ -258,7 +258,7 @@ class TestConflict:
         assert result.conflicts == (SEED,)
         assert (forked.base / SEED).read_text() == "mine\n"
 
-    def test_fail_merges_nothing_and_the_fork_goes_on(
+    def test_fail_merges_nothing_and_the_fork_continues(
         self, forked: Forked, meanwhile: Callable[[Forked], None], stays: str | None
     ) -> None:
         def goes_on(forked: Forked) -> None:

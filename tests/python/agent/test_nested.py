@@ -160,7 +160,7 @@ def test_an_inner_fork_is_paid_by_the_branch_around_it() -> None:
     run(work())
 
 
-def test_fifty_branches_at_once(real: Mounted) -> None:
+def test_fifty_concurrent_branches(real: Mounted) -> None:
     async def work() -> None:
         with Workspace(real.root) as workspace:
             labels = [f"b{number}" for number in range(50)]

@@ -104,7 +104,7 @@ def test_one_that_keeps_to_its_budget_is_done_and_knows_it(real: Mounted) -> Non
 
 
 @pytest.mark.parametrize("is_groups", [False, True])
-def test_one_that_tells_nothing_has_not_kept_its_budget(real: Mounted, is_groups: bool) -> None:
+def test_a_budget_is_not_kept_without_a_usage_report(real: Mounted, is_groups: bool) -> None:
     """Without such a budget no usage has to be reported."""
 
     async def work() -> None:

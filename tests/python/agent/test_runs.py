@@ -618,7 +618,7 @@ def test_retries_and_stuck_loops_are_counted() -> None:
     assert codec.stuck_loop_hits(messages) == 1
 
 
-def test_fifty_branches_at_once_each_with_files_of_its_own(real_workspace: Workspace) -> None:
+def test_fifty_concurrent_branches_each_with_files_of_its_own(real_workspace: Workspace) -> None:
     def model(messages: list[ModelMessage]) -> ModelResponse:
         if since_prompt(messages) == 0:
             return call("shell", command="echo $BRANCHING_BRANCH > mine; cat mine")

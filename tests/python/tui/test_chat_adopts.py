@@ -110,7 +110,7 @@ def test_a_fork_that_the_agent_left_open_is_merged_in_the_chat(
 
 
 @pytest.mark.contract("A10")
-def test_an_agent_that_merges_its_fork_goes_on_from_the_winner(
+def test_an_agent_that_merges_its_fork_continues_from_the_winner(
     real_workspace: Workspace, tmp_path: Path
 ) -> None:
     def then(messages: list[ModelMessage]) -> ModelResponse:

@@ -102,7 +102,7 @@ def test_without_colour_nothing_is_coloured_and_the_choice_is_seen(
         assert terminal.until_ended() == 0
 
 
-def test_it_is_drawn_anew_when_resized(root: Path) -> None:
+def test_it_is_drawn_again_when_resized(root: Path) -> None:
     nest(root)
     with watching(root) as terminal:
         terminal.until_shown("2 ○ open", "  inner", "q quit")

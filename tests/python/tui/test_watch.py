@@ -74,7 +74,7 @@ def output(app: Watch) -> str:
     return "\n".join(strip.text for strip in app.query_one("#output", RichLog).lines)
 
 
-def test_p_pauses_and_lets_go_on_and_x_stops_after_a_question(real: Mounted, app: Watch) -> None:
+def test_p_pauses_and_resumes_and_x_stops_after_confirmation(real: Mounted, app: Watch) -> None:
     call = race(real.root, "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done")
 
     async def act(pilot: Pilot[Any]) -> None:

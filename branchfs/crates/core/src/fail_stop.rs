@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions_go_on_after_the_pending_one_is_complete() {
+    fn transactions_continue_after_the_pending_one_is_complete() {
         let stop = FailStop::default();
         stop.hold_for_pending("the history is full");
         stop.check().unwrap_err();

@@ -347,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fifo_that_took_a_files_place_holds_nobody_up() {
+    fn a_fifo_in_the_place_of_a_file_blocks_no_request() {
         let directory = tempfile::tempdir().unwrap();
         let tree = RootedDir::open_root(directory.path()).unwrap();
         std::fs::write(directory.path().join("file"), "content").unwrap();

@@ -254,7 +254,7 @@ fn a_log_that_is_damaged_in_another_way_refuses_the_mount() {
 }
 
 #[test]
-fn the_log_is_written_anew_without_what_is_over() {
+fn the_log_is_rewritten_without_finished_records() {
     let store = Store::new();
     let workspace = store.open();
     let before = fs::metadata(store.log()).unwrap().len();

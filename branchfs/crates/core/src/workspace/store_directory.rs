@@ -587,7 +587,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_followed_out_of_a_store_that_a_stranger_made() {
+    fn nothing_is_followed_out_of_an_untrusted_store() {
         for name in ["trash", "layers", "history", "journal", "branches", "format", "lock", ""] {
             let base = tempfile::tempdir().unwrap();
             let (store, precious) = (base.path().join(".branching"), base.path().join("precious"));
