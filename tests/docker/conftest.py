@@ -6,6 +6,7 @@ the project's path. Its reaper is off: its image would have to be pulled, and `l
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -64,13 +65,15 @@ def image(engine: docker.DockerClient) -> str:
     if built_before := os.environ.get("BRANCHING_TEST_BUILT"):
         return built_before
     name = os.environ.get("BRANCHING_TEST_IMAGE", "branching")
-    built = subprocess.run(
-        [WRAPPER, "--image", name, "build", ROOT],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=BUILD_SECONDS_MAX,
-    )
+    with (ROOT / "Dockerfile").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run waits, and takes the layers from the cache
+        built = subprocess.run(
+            [WRAPPER, "--image", name, "build", ROOT],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_SECONDS_MAX,
+        )
     if built.returncode:
         pytest.fail(f"the image was not built:\n{built.stdout[-4000:]}", pytrace=False)
     engine.images.get(name)
