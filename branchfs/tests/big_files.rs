@@ -17,7 +17,7 @@ const SIZE: usize = 17 << 20;
 /// Every block has another byte than its neighbours.
 fn pattern() -> Vec<u8> {
     let block = |number: usize| vec![u8::try_from(number % 251).unwrap() + 1; 4096];
-    (0..SIZE / 4096).flat_map(block).collect()
+    (0..SIZE / 4096).map(block).collect::<Vec<_>>().concat()
 }
 
 fn mount() -> Mount {
@@ -337,12 +337,31 @@ fn small_disks() -> Vec<(&'static str, Disk)> {
         .collect()
 }
 
+/// Writes all to the disk, and drops the cached pages of the file `big` in the base, in the layers and in the branch.
+fn drop_caches(disk: &Disk) {
+    shell(
+        disk.directory.path(),
+        "sync -f base
+         find base/.branching/layers base/big mount/@branch/big -type f -exec dd if={} of=/dev/null iflag=nocache count=0 status=none ';'",
+    );
+}
+
+/// Runs the test on each of the small disks, all at the same time.
+fn on_small_disks(test: impl Fn(&str, Disk) + Sync) {
+    std::thread::scope(|scope| {
+        for (name, disk) in small_disks() {
+            let test = &test;
+            scope.spawn(move || test(name, disk));
+        }
+    });
+}
+
 /// Rooms that end in the middle of large folios, and in the middle of blocks.
 const ROOMS: [u64; 4] = [0, 37_000, 400_000, 1_300_001];
 
 #[test]
 fn a_commit_that_finds_no_room_changes_nothing_and_takes_no_room() {
-    for (name, disk) in small_disks() {
+    on_small_disks(|name, disk| {
         let branch = disk.create("branch");
         let mut wanted = pattern()[..SMALL].to_vec();
         write_at(&branch.join("big"), b"patch", 1 << 20);
@@ -354,7 +373,7 @@ fn a_commit_that_finds_no_room_changes_nothing_and_takes_no_room() {
             refusal(&disk.run(&["commit", "branch"], &[]));
             assert!(disk.free() + (64 << 10) > free, "{when}: {} of {free} left", disk.free());
             fs::remove_file(filler).unwrap();
-            shell(&disk.base(), "sync; echo 1 > /proc/sys/vm/drop_caches");
+            drop_caches(&disk);
             assert_content(&branch.join("big"), &wanted, &when);
             disk.unmount();
             disk.mount();
@@ -362,12 +381,12 @@ fn a_commit_that_finds_no_room_changes_nothing_and_takes_no_room() {
         }
         disk.commit("branch");
         assert_content(&disk.base().join("big"), &wanted, &format!("{name}, committed"));
-    }
+    });
 }
 
 #[test]
 fn a_write_that_finds_no_room_leaves_all_else_as_it_was() {
-    for (name, disk) in small_disks() {
+    on_small_disks(|name, disk| {
         let branch = disk.create("branch");
         let path = branch.join("big");
         let mut wanted = pattern()[..SMALL].to_vec();
@@ -392,7 +411,7 @@ fn a_write_that_finds_no_room_leaves_all_else_as_it_was() {
                 file.write_all_at(b"over what a failure left", 900_001).unwrap();
                 wanted[900_001..900_025].copy_from_slice(b"over what a failure left");
             }
-            shell(&disk.base(), "sync; echo 1 > /proc/sys/vm/drop_caches");
+            drop_caches(&disk);
             assert_content(&path, &wanted, &format!("{when}, from the disk"));
         }
         drop(file);
@@ -401,7 +420,7 @@ fn a_write_that_finds_no_room_leaves_all_else_as_it_was() {
         assert_content(&path, &wanted, &format!("{name}, mounted again"));
         disk.commit("branch");
         assert_content(&disk.base().join("big"), &wanted, &format!("{name}, committed"));
-    }
+    });
 }
 
 #[test]
