@@ -16,6 +16,7 @@ mod history_entry;
 mod journal;
 mod journal_recovery;
 mod own_changes;
+mod path_map;
 mod plan;
 mod progress;
 mod snapshot_layer;

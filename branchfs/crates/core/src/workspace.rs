@@ -17,9 +17,12 @@ mod background;
 mod branch_log;
 mod branch_ref;
 mod branch_table;
+mod branches;
+mod change_set;
 mod commit;
 mod commit_checks;
 mod commit_into_branch;
+mod commit_options;
 mod conflicts;
 #[cfg(test)]
 mod crash_tests;
@@ -40,6 +43,7 @@ mod recovery;
 mod store;
 mod store_directory;
 mod transaction_engine;
+mod tree_copy;
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -60,22 +64,22 @@ use crate::transaction::Change;
 
 pub use crate::ids::{BranchId, MAIN_BRANCH};
 pub use branch_ref::BranchRef;
-pub use commit::CommitOptions;
+pub use commit_options::CommitOptions;
 pub use history::{PastInfo, UndoDirection, UndoResult};
 
 use background::Background;
 use branch_log::{BranchLog, Record};
 pub use branch_log::{DRAFT, LOG, is_cut_off};
-use branch_table::{Branch, BranchTable, Branches, children_of, descendants, info};
+use branch_table::{BranchTable, info};
+use branches::{Branch, Branches, children_of};
 use ctime_log::CtimeLog;
 use driver_sync::Drivers;
 pub use external_store::Located;
-use external_store::StagedLayers;
 use external_store::StoreLayout;
 pub use inspection::inspect;
 pub use rebase::Resolution;
 use recovery::recover;
-use store::Store;
+use store::{StagedLayers, Store};
 pub use store_directory::LOG_FILES;
 pub use store_directory::{
     FORMAT, Recovering, is_interrupted, lock_for_check, store_at, trim_trailing_zeros,

@@ -13,12 +13,15 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Resource, Rlimit, getpgrp, setpgid, setrlimit, setsid, umask};
 use rustix::termios::tcsetpgrp;
 
-use crate::init::{EXIT_CANNOT_EXECUTE, Streams};
 use crate::request::{Bytes, Request};
+use crate::streams::Streams;
 use crate::sys;
 
 const HERE: &[u8] = b"here";
 const PATH_DEFAULT: &[u8] = b"/bin:/usr/bin";
+
+/// As a shell reports it: a program that was found and cannot be executed.
+const EXIT_CANNOT_EXECUTE: i32 = 126;
 
 /// Becomes the command.
 pub(crate) fn run(request: &Request, streams: Streams) -> ! {

@@ -16,14 +16,12 @@
 use std::fs;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, send, sendmsg,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use rustix::process::{
     DumpableBehavior, PidfdFlags, Signal, WaitOptions, chdir, getpid, ioctl_tiocsctty, pidfd_open,
     set_child_subreaper, set_dumpable_behavior, set_parent_process_death_signal, setsid, wait,
@@ -33,10 +31,9 @@ use crate::failure::{Context, Failure, Result, message};
 use crate::masked_files::Watch;
 use crate::request::Request;
 use crate::rootfs::{RootFs, bound_sockets};
+use crate::streams::Streams;
 use crate::{child, descendants, netns, privileges, sys};
 
-/// As a shell reports it: a program that was found and cannot be executed.
-pub(crate) const EXIT_CANNOT_EXECUTE: i32 = 126;
 const EXIT_KILLED: i32 = 137;
 /// Between SIGTERM and the end when the time is over.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
@@ -44,39 +41,6 @@ const TIMEOUT_GRACE: Duration = Duration::from_secs(1);
 const SEND_WAIT_MAX: Duration = Duration::from_secs(60);
 const SEND_PAUSE: Duration = Duration::from_millis(2);
 const MESSAGE_BYTES_MAX: usize = 16;
-
-/// The descriptors that init inherits from the caller.
-pub(crate) struct Streams {
-    pub(crate) line: OwnedFd,
-    /// `None` once the command has it.
-    pub(crate) gate: Option<OwnedFd>,
-    /// The descriptors that the command gets, with their numbers there.
-    pub(crate) descriptors: Vec<(RawFd, OwnedFd)>,
-}
-
-impl Streams {
-    pub(crate) fn of(request: &Request) -> std::result::Result<Self, Errno> {
-        let mut placed: Vec<(RawFd, RawFd, OwnedFd)> = Vec::new();
-        for &(number, here) in &request.descriptors {
-            let known = placed.iter().find(|(_, other, _)| *other == here);
-            let file = match known {
-                Some((_, _, file)) => rustix::io::fcntl_dupfd_cloexec(file, 3)?,
-                None => sys::inherited(here)?,
-            };
-            placed.push((number, here, file));
-        }
-        Ok(Self {
-            line: sys::inherited(request.line)?,
-            gate: Some(sys::inherited(request.gate)?),
-            descriptors: placed.into_iter().map(|(number, _, file)| (number, file)).collect(),
-        })
-    }
-
-    /// Says something to the caller. False if it is gone.
-    pub(crate) fn say(&self, message: &[u8]) -> bool {
-        send(&self.line, message, SendFlags::NOSIGNAL).is_ok()
-    }
-}
 
 /// Makes the sandbox and attends it. This process is in its namespaces.
 pub(crate) fn run(request: Request, streams: Streams) -> ! {

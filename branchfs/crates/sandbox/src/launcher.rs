@@ -18,8 +18,9 @@ use rustix::process::{
 };
 
 use crate::failure::{Failure, message};
-use crate::init::{self, Streams};
+use crate::init;
 use crate::request::Request;
+use crate::streams::Streams;
 use crate::sys;
 
 /// Keys and hang-ups concern the caller and the command in the foreground. SIGTERM still ends the launcher.

@@ -27,6 +27,7 @@ mod netns;
 mod privileges;
 mod request;
 mod rootfs;
+mod streams;
 mod sys;
 
 pub use launcher::run;

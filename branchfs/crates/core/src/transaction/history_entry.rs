@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::journal::{FINISHED, HISTORY, Header, LoggedTransaction, PLAN, REDONE, UNDONE};
+use super::journal::{HISTORY, Header, LoggedTransaction, PLAN, REDONE, UNDONE, time_span};
 use super::own_changes::Interval;
-use super::step::{Location, TransactionRoots};
+use super::step::TransactionRoots;
 use crate::error::{Context, Error};
 
 /// A commit of the history.
@@ -97,21 +97,6 @@ impl EntryTimes {
         let undone = time_span(disk, &directory.join(UNDONE), PLAN)?;
         Ok(Self { done, was_redone: redone.is_some(), undone })
     }
-}
-
-/// The time span from the mtime of `start` to that of `finished`; `None` if either file is missing.
-pub(super) fn time_span(
-    disk: &TransactionRoots,
-    directory: &Path,
-    start: &str,
-) -> Result<Option<Interval>, Error> {
-    let end = modified(disk, &directory.join(FINISHED))?;
-    Ok(modified(disk, &directory.join(start))?.zip(end))
-}
-
-fn modified(disk: &TransactionRoots, path: &Path) -> Result<Option<i64>, Error> {
-    let stat = disk.stat(&Location::Store(path.to_path_buf()))?;
-    Ok(stat.map(|stat| stat.stx_mtime.tv_sec * 1_000_000_000 + i64::from(stat.stx_mtime.tv_nsec)))
 }
 
 fn read_number(disk: &TransactionRoots, path: &Path) -> Result<Option<u64>, Error> {

@@ -18,16 +18,14 @@ use rustix::fs::{OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::history_entry::time_span;
 use super::own_changes::Interval;
 use super::progress::{Progress, progress};
-use super::step::{Direction, Location, TransactionRoots};
+use super::step::{Direction, JOURNAL, Location, TransactionRoots, directory_of};
 use super::watch::{Displaced, Watch};
 use super::{Change, Plan, Step};
 use crate::error::{Context, Error};
 use crate::injected_panics::panic_if_listed;
 
-pub(super) const JOURNAL: &str = "journal";
 pub(super) const HISTORY: &str = "history";
 pub(super) const PLAN: &str = "plan";
 pub(super) const ROLLBACK: &str = "rollback";
@@ -114,11 +112,6 @@ pub(crate) struct LoggedTransaction {
     pub(crate) changes: Vec<Change>,
     /// Not part of the entry: unknown after a crash.
     pub(super) displaced: Displaced,
-}
-
-/// The directory in the store to which a transaction moves objects of the base.
-pub(crate) fn directory_of(transaction: u64) -> PathBuf {
-    Path::new(JOURNAL).join(transaction.to_string())
 }
 
 fn history_of(commit: u64) -> PathBuf {
@@ -431,6 +424,21 @@ pub(crate) fn discard(
 ) -> Result<(), Error> {
     move_in_store(disk, &directory_of(transaction), trash)?;
     sync_directory(disk, Path::new(JOURNAL))
+}
+
+/// The time span from the mtime of `start` to that of `finished`; `None` if either file is missing.
+pub(super) fn time_span(
+    disk: &TransactionRoots,
+    directory: &Path,
+    start: &str,
+) -> Result<Option<Interval>, Error> {
+    let end = modified(disk, &directory.join(FINISHED))?;
+    Ok(modified(disk, &directory.join(start))?.zip(end))
+}
+
+fn modified(disk: &TransactionRoots, path: &Path) -> Result<Option<i64>, Error> {
+    let stat = disk.stat(&Location::Store(path.to_path_buf()))?;
+    Ok(stat.map(|stat| stat.stx_mtime.tv_sec * 1_000_000_000 + i64::from(stat.stx_mtime.tv_nsec)))
 }
 
 /// The error of a transaction that failed with `failed`, after a rollback with this outcome.

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::journal::{FINISHED, JOURNAL, LoggedTransaction, PLAN, ROLLBACK};
-use super::step::{Direction, Location, TransactionRoots};
+use super::journal::{FINISHED, LoggedTransaction, PLAN, ROLLBACK};
+use super::step::{Direction, JOURNAL, Location, TransactionRoots};
 use crate::error::{Context, Error};
 
 /// An interrupted transaction that was completed or rolled back.

@@ -27,9 +27,8 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Statx};
 
 use super::change::{Change, Renames, one_change_a_path};
-use super::journal::directory_of;
 use super::own_changes::OwnCtimeChanges;
-use super::step::{Location, Metadata, Step, TransactionRoots};
+use super::step::{Location, Metadata, Step, TransactionRoots, directory_of};
 use super::watch::Displaced;
 use crate::diff::ChangeKind;
 use crate::error::{Context, Error};

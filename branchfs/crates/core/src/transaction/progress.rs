@@ -18,8 +18,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::path_map::PathMap;
 use super::step::{Location, Step, TransactionRoots};
-use super::undo_plan::PathMap;
 use crate::error::Error;
 
 /// The expected object at a location: an inode number, or none.

@@ -16,9 +16,9 @@ use rustix::fs::{AtFlags, FileType, OFlags, Statx, XattrFlags};
 use rustix::io::Errno;
 
 use super::journal::LoggedTransaction;
+use super::path_map::{PathMap, with_rest};
 use super::plan::kind_of;
 use super::step::{Location, Metadata, Step, TransactionRoots, set_metadata};
-use super::undo_plan::{PathMap, with_rest};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::object_copy::{copy_content, copy_metadata};

@@ -143,6 +143,14 @@ pub(crate) enum Direction {
     Back,
 }
 
+/// The directory of the journal in the store.
+pub(super) const JOURNAL: &str = "journal";
+
+/// The directory in the store to which a transaction moves objects of the base.
+pub(super) fn directory_of(transaction: u64) -> PathBuf {
+    Path::new(JOURNAL).join(transaction.to_string())
+}
+
 impl TransactionRoots {
     pub(super) fn tree(&self, place: &Location) -> &RootedDir {
         match place {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::nodes::NodeIndex;
+use super::location::NodeIndex;
 use crate::lazy_copy_up::PartialCopy;
 use crate::quota::FileAccount;
 use crate::rooted_dir::Result;

@@ -19,45 +19,12 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::listing::Listed;
+use super::location::{NodeIndex, NodeLocation, ROOT};
 use super::open::Backing;
 use crate::ids::LayerId;
-use crate::layer::Layer;
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 use crate::write_set::Fingerprint;
-
-/// Index of a node within its view; 1 is the branch's root directory.
-pub type NodeIndex = u64;
-
-/// The branch's root directory.
-pub const ROOT: NodeIndex = 1;
-
-/// A path in one layer.
-#[derive(Clone, Debug)]
-pub struct LayerPath {
-    /// The layer.
-    pub layer: Arc<Layer>,
-    /// The path in the layer.
-    pub path: PathBuf,
-}
-
-/// The location of a node's content.
-#[derive(Clone, Debug)]
-pub enum NodeLocation {
-    /// A directory: in the top layer at its own path (`upper`), merged with directories of lower layers, top first.
-    Directory {
-        /// Whether the upper layer has the directory.
-        upper: bool,
-        /// The directories in lower layers, top first.
-        lowers: Arc<[LayerPath]>,
-    },
-    /// An object of the top layer, at the node's own path.
-    Upper,
-    /// An object of a lower layer, not copied up.
-    Lower(LayerPath),
-    /// It has no name any more and exists while it is open.
-    Orphan,
-}
 
 /// One object.
 #[derive(Debug)]

@@ -346,6 +346,11 @@ fn text_of(lines: &[Line]) -> Result<Vec<u8>, Error> {
     Ok(text)
 }
 
+/// The fork time of the oldest of these branches that is not stale.
+pub(super) fn oldest<'r>(records: impl Iterator<Item = &'r Record>) -> Option<i64> {
+    records.filter(|record| !record.is_stale).map(|record| record.created).min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

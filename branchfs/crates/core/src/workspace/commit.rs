@@ -3,47 +3,24 @@
 //! [`Commit::run`] is the whole commit: validate, quiesce, plan, log, apply, publish. Each phase is a function of that
 //! name here; log, apply and publish are those of every transaction ([`super::transaction_engine`]).
 
-use super::commit_checks::{commit_header, policy, sibling_won, validated_plan};
-use super::commit_into_branch::{ChangeSet, commit_to_branch, refuse_nested};
+use super::branch_table::Remainder;
+use super::branches::has_no_live_children;
+use super::change_set::ChangeSet;
+use super::commit_checks::{commit_header, sibling_won, validated_plan};
+use super::commit_into_branch::{commit_to_branch, refuse_nested};
+use super::commit_options::{CommitOptions, policy};
 use super::driver_sync::hand_over_to_fuse;
-use super::partial_commit::{Remainder, estimate_rest, make_rest};
+use super::partial_commit::{estimate_rest, make_rest};
 use super::rebase::Resolution;
 use super::transaction_engine::{Applied, Logged, affected_branches};
-use super::{
-    Branch, BranchRef, Branches, Committed, MAIN_BRANCH, Policy, Store, Workspace, children_of,
-};
+use super::{Branch, BranchRef, Branches, Committed, MAIN_BRANCH, Policy, Store, Workspace};
 use crate::error::{Context, Error};
 use crate::mount::FreezeGuard;
 use crate::overlayfs_upper::NormaliseFor;
+#[cfg(test)]
 use crate::path_filter::PathFilter;
 use crate::transaction::{Header, Plan, TransactionRoots};
 use crate::view::Brought;
-
-/// Options of a commit.
-#[derive(Clone, Debug, Default)]
-pub struct CommitOptions {
-    /// Overwrite external changes.
-    pub force: bool,
-    /// Report what would change, and change nothing.
-    pub dry_run: bool,
-    /// Instead of the mount's.
-    pub policy: Option<Policy>,
-    /// Skip paths that were changed externally, and commit the rest.
-    pub skip: bool,
-    /// The paths to commit; the branch keeps the rest.
-    pub selection: PathFilter,
-    /// Drop the rest together with the branch.
-    pub drop_rest: bool,
-    /// Rebase the branch first if a sibling was committed before; conflicts are detected by path.
-    pub rebase: bool,
-}
-
-impl CommitOptions {
-    /// Whether changes may stay in the branch.
-    fn keeps_rest(&self) -> bool {
-        !self.drop_rest && (self.skip || !self.selection.is_all())
-    }
-}
 
 impl Workspace {
     /// Commits a branch into its parent.
@@ -95,10 +72,10 @@ fn rebase_first(
 }
 
 /// A commit in progress: no other transaction runs, and no other verb uses the branch.
-pub(super) struct Commit<'w> {
-    pub(super) workspace: &'w Workspace,
-    pub(super) branch: &'w Branch,
-    pub(super) options: &'w CommitOptions,
+struct Commit<'w> {
+    workspace: &'w Workspace,
+    branch: &'w Branch,
+    options: &'w CommitOptions,
 }
 
 /// The result of validation.
@@ -167,7 +144,9 @@ impl<'w> Commit<'w> {
         }
         let quiesced = self.quiesce()?;
         if self.branch.record.parent != MAIN_BRANCH {
-            return quiesced.end(commit_to_branch(self));
+            let committed = commit_to_branch(self.workspace, self.branch, self.options);
+            return quiesced
+                .end(committed.and_then(|one| one.map_or_else(|| self.commit_nothing(), Ok)));
         }
         let planned = match self.plan()? {
             Outcome::Steps(planned) => *planned,
@@ -311,7 +290,7 @@ impl<'w> Commit<'w> {
     }
 
     /// Ends a branch whose commit would change nothing: the parent, the history and the siblings do not change.
-    pub(super) fn commit_nothing(&self) -> Result<Committed, Error> {
+    fn commit_nothing(&self) -> Result<Committed, Error> {
         if !self.options.dry_run {
             let table = &self.workspace.table;
             let mut branches = table.lock();
@@ -335,7 +314,7 @@ impl Quiesced {
 
 /// Hands a branch that overlayfs wrote and that keeps a rest over to the FUSE view, as a rebase does: the kernel cannot
 /// mount the layer of the rest.
-pub(super) fn prepare_rest(
+fn prepare_rest(
     workspace: &Workspace,
     branch: &Branch,
     options: &CommitOptions,
@@ -349,11 +328,26 @@ pub(super) fn prepare_rest(
     if keeps_any { hand_over_to_fuse(workspace, branch) } else { Ok(()) }
 }
 
-pub(super) fn has_no_live_children(branches: &Branches, branch: &Branch) -> Result<(), Error> {
-    let name = &branch.record.name;
-    let children = children_of(branches, branch.record.id);
-    if children.is_empty() {
-        return Ok(());
+#[cfg(test)]
+impl Workspace {
+    /// The plan of a branch's commit, and the header its commit would have.
+    pub(crate) fn plan_for_tests(
+        &self,
+        name: &str,
+        selection: PathFilter,
+    ) -> Result<(TransactionRoots, Header, Plan), Error> {
+        let branches = self.table.lock();
+        let branch = BranchRef::Name(name.to_owned())
+            .find(&branches)?
+            .ok_or_else(|| Error::NotFound(name.to_owned()))?;
+        let mounted = self.table.mounted(branch)?;
+        mounted.lock().make_layer().at(&self.store.base_path)?;
+        let options = CommitOptions { selection: selection.clone(), ..CommitOptions::default() };
+        prepare_rest(self, branch, &options)?;
+        mounted.lock().link_all_copied_up().at(&self.store.base_path)?;
+        self.stage(branch)?.hand_over();
+        let plan = super::commit_checks::plan(self, branch, selection, false)?;
+        let rest = make_rest(self, branch, &plan.rest)?.map(|rest| rest.layer.id.0);
+        Ok((self.engine.disk()?, commit_header(branch, &plan, rest), plan))
     }
-    Err(Error::Frozen { name: name.clone(), children: children.join(", ") })
 }

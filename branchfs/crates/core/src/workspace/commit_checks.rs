@@ -6,15 +6,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-use super::commit_into_branch::ChangeSet;
+use super::change_set::ChangeSet;
+use super::commit_options::{CommitOptions, policy};
 use super::driver_sync::seen_by_kernel;
-use super::{Branch, CommitOptions, Policy, Record, Workspace, now};
-#[cfg(test)]
-use super::{BranchRef, commit::prepare_rest, partial_commit::make_rest};
+use super::{Branch, Policy, Record, Workspace, now};
 use crate::error::{Context, Error};
 use crate::path_filter::PathFilter;
-#[cfg(test)]
-use crate::transaction::TransactionRoots;
 use crate::transaction::{
     self, Change, Header, Kept, Kind, Location, Metadata, OwnCtimeChanges, Plan, Request, VERSION,
     VERSION_WITH_REST,
@@ -26,10 +23,6 @@ pub(super) const WRITTEN_BY_OTHERS: &str =
     "others committed changes of the same paths since the fork";
 pub(super) const CHANGED_AFTER_READ: &str =
     "others committed changes of what it read since the fork";
-
-pub(super) fn policy(workspace: &Workspace, options: &CommitOptions) -> Policy {
-    options.policy.unwrap_or(workspace.store.settings.policy)
-}
 
 /// The plan of a commit into main, after all checks; conflicts are allowed if it is forced.
 pub(super) fn validated_plan(
@@ -144,7 +137,8 @@ pub(super) fn plan_against(
     plan_with(workspace, branch, (PathFilter::default(), true), own_changes, attributes_at_fork)
 }
 
-fn plan(
+/// The plan of a commit into main, without its checks.
+pub(super) fn plan(
     workspace: &Workspace,
     branch: &Branch,
     selection: PathFilter,
@@ -199,30 +193,6 @@ fn plan_with(
         origins,
     };
     transaction::plan(&disk, &request)
-}
-
-#[cfg(test)]
-impl Workspace {
-    /// The plan of a branch's commit, and the header its commit would have.
-    pub(crate) fn plan_for_tests(
-        &self,
-        name: &str,
-        selection: PathFilter,
-    ) -> Result<(TransactionRoots, Header, Plan), Error> {
-        let branches = self.table.lock();
-        let branch = BranchRef::Name(name.to_owned())
-            .find(&branches)?
-            .ok_or_else(|| Error::NotFound(name.to_owned()))?;
-        let mounted = self.table.mounted(branch)?;
-        mounted.lock().make_layer().at(&self.store.base_path)?;
-        let options = CommitOptions { selection: selection.clone(), ..CommitOptions::default() };
-        prepare_rest(self, branch, &options)?;
-        mounted.lock().link_all_copied_up().at(&self.store.base_path)?;
-        self.stage(branch)?.hand_over();
-        let plan = plan(self, branch, selection, false)?;
-        let rest = make_rest(self, branch, &plan.rest)?.map(|rest| rest.layer.id.0);
-        Ok((self.engine.disk()?, commit_header(branch, &plan, rest), plan))
-    }
 }
 
 /// Refuses a filter that includes nothing, unless conflicts were skipped: a pattern without a match is a mistake.

@@ -4,27 +4,19 @@
 //! store*, `.branching` in the base, has the journal, the history, and the snapshot layers, which link objects of the base.
 //! Each has a link to the other (`.branching/store`, `STORE/base`), so that layers are never committed into another base.
 //!
-//! A commit into main first copies the branch's layers into the base store, under the same numbers ([`StagedLayers`]).
+//! A commit into main first copies the branch's layers into the base store, under the same numbers ([`super::store::StagedLayers`]).
 //! Then it is an ordinary commit. Staged layers of a commit that was not logged are removed at its end, or at the next
 //! mount.
 
-use std::collections::HashMap;
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FileType, OFlags, Statx, StatxFlags, XattrFlags};
+use rustix::fs::{AtFlags, CWD, StatxFlags};
 
 use super::branch_log::BranchLog;
-use super::store::Store;
 use crate::error::{Context, Error};
 use crate::no_follow;
-use crate::object_copy::{copy_content, copy_metadata};
-use crate::overlay::{Namespace, is_private_xattr};
-use crate::rooted_dir::{RootedDir, xattr_names};
 use crate::view::HIDDEN;
 
 /// The locations of the parts of a store.
@@ -44,7 +36,7 @@ impl StoreLayout {
     /// `Unsupported` if the base names a store that does not exist.
     pub(super) fn of(base: &Path, store: Option<&Path>) -> Result<Self, Error> {
         let base_store = base.join(HIDDEN);
-        let named = super::store_directory::named_in(&base_store)?;
+        let named = named_in(&base_store)?;
         let store = match (store, named) {
             (Some(store), _) => resolved(store)?,
             (None, Some(named)) if named.exists() => Located::at(base)?.store,
@@ -136,7 +128,7 @@ impl Located {
             Err(error) => return Err(error).at(&inner),
         };
         let here = if is_base { inner } else { path };
-        if let Some(store) = super::store_directory::named_in(&here)? {
+        if let Some(store) = named_in(&here)? {
             let base = here.parent().unwrap_or(&here);
             agree((&store, "base"), base, &here.join("store"))?;
             return Ok(Self { store, base_store: Some(here) });
@@ -148,6 +140,20 @@ impl Located {
         agree((&base_store, "store"), &here, &here.join("base"))?;
         Ok(Self { store: here, base_store: Some(base_store) })
     }
+}
+
+/// The external store that the base's part of the store names.
+fn named_in(home: &Path) -> Result<Option<PathBuf>, Error> {
+    let link = home.join("store");
+    match fs::read_link(&link) {
+        Ok(store) => Ok(Some(store)),
+        Err(error) if is_absent(&error) || error.kind() == io::ErrorKind::InvalidInput => Ok(None),
+        Err(error) => Err(error).at(&link),
+    }
+}
+
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Resolves symbolic links in the store path of a user. The name `.branching` itself is not followed: its parent
@@ -183,159 +189,4 @@ fn mount_of(path: &Path) -> Result<((u32, u32), u64), Error> {
     // Before Linux 5.8 statx has no mount id: the mounts are then assumed to be the same.
     let is_told = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
     Ok(((found.stx_dev_major, found.stx_dev_minor), if is_told { found.stx_mnt_id } else { 0 }))
-}
-
-/// Copies of a branch's layers in the base, until a commit takes them.
-pub(super) struct StagedLayers<'w> {
-    pub(super) store: &'w Store,
-    pub(super) layers: Vec<u64>,
-}
-
-impl StagedLayers<'_> {
-    /// Hands the staged layers over to a commit that is being logged, which owns them from then on.
-    pub(super) fn hand_over(mut self) -> Vec<u64> {
-        std::mem::take(&mut self.layers)
-    }
-}
-
-impl Drop for StagedLayers<'_> {
-    fn drop(&mut self) {
-        self.store.unstage(&self.layers);
-    }
-}
-
-/// Copies a layer's content completely, including overlay attributes and hard links.
-pub(super) struct TreeCopy {
-    from: RootedDir,
-    to: RootedDir,
-    /// Inode number -> first name, of objects with several.
-    linked: HashMap<u64, PathBuf>,
-    /// The object that is being copied.
-    pub(super) current: PathBuf,
-}
-
-/// Copies of a directory that are left to do.
-enum Copying {
-    Directory(PathBuf),
-    /// All entries were copied.
-    Attributes(PathBuf),
-}
-
-impl TreeCopy {
-    pub(super) fn new(from: RootedDir, to: RootedDir) -> Self {
-        Self { from, to, linked: HashMap::new(), current: PathBuf::new() }
-    }
-
-    /// Copies everything below the root, and the root's attributes.
-    pub(super) fn all(&mut self) -> Result<(), rustix::io::Errno> {
-        let mut pending = vec![Copying::Directory(PathBuf::new())];
-        while let Some(copying) = pending.pop() {
-            match copying {
-                Copying::Directory(directory) => {
-                    let entries = self.from.list(&directory)?;
-                    pending.push(Copying::Attributes(directory.clone()));
-                    for entry in entries {
-                        let path = directory.join(&entry.name);
-                        self.current.clone_from(&path);
-                        let stat = self.from.stat(&path)?;
-                        if entry.kind == FileType::Directory {
-                            self.to.make_directory(&path, 0o700)?;
-                            // While it is empty, so that its owner can remove it after a kill.
-                            self.to.set_owner(&path, Some(stat.stx_uid), Some(stat.stx_gid))?;
-                            pending.push(Copying::Directory(path));
-                        } else {
-                            self.object(&path, &stat)?;
-                        }
-                    }
-                }
-                // Last: entries were made in it since.
-                Copying::Attributes(directory) => {
-                    let stat = self.from.stat(&directory)?;
-                    self.describe(&directory, &stat)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn object(&mut self, path: &Path, stat: &Statx) -> Result<(), rustix::io::Errno> {
-        if stat.stx_nlink > 1 {
-            if let Some(first) = self.linked.get(&stat.stx_ino) {
-                return self.to.link(first, path);
-            }
-            self.linked.insert(stat.stx_ino, path.to_path_buf());
-        }
-        copy_object((&self.from, path, stat), (&self.to, path))
-    }
-
-    fn describe(&self, path: &Path, stat: &Statx) -> Result<(), rustix::io::Errno> {
-        describe((&self.from, path, stat), (&self.to, path))
-    }
-}
-
-/// Copies an object other than a directory, with its overlay attributes.
-pub(super) fn copy_object(
-    (from, path, stat): (&RootedDir, &Path, &Statx),
-    (to, new): (&RootedDir, &Path),
-) -> Result<(), rustix::io::Errno> {
-    let mode = u32::from(stat.stx_mode);
-    match FileType::from_raw_mode(mode) {
-        FileType::RegularFile => {
-            let source = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-            let target = to.create_file(new, 0o600)?;
-            copy_content(source.as_fd(), target.as_fd(), stat.stx_size)?;
-        }
-        FileType::Symlink => {
-            let target = from.read_link(path)?;
-            to.make_symlink(new, OsStr::from_bytes(&target))?;
-        }
-        _ => {
-            let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
-            to.make_node(new, mode, device)?;
-        }
-    }
-    describe((from, path, stat), (to, new))
-}
-
-/// Copies the attributes and the overlay attributes of an object.
-fn describe(
-    (from, path, stat): (&RootedDir, &Path, &Statx),
-    (to, new): (&RootedDir, &Path),
-) -> Result<(), rustix::io::Errno> {
-    let list = match from.list_xattrs(path) {
-        Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
-        other => other?,
-    };
-    // Partial copies have been completed before.
-    let is_partial = |name: &OsStr| {
-        [Namespace::Trusted, Namespace::User].iter().any(|one| name == one.partial())
-    };
-    for name in xattr_names(&list).filter(|name| is_private_xattr(name) && !is_partial(name)) {
-        let value = from.get_xattr(path, name)?;
-        to.set_xattr(new, name, &value, XattrFlags::empty())?;
-    }
-    copy_metadata((from, path, stat), (to, new))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{MetadataExt, chown};
-
-    use super::*;
-
-    /// Cut short at a file in the directory: a link to a first name that is not there.
-    #[test]
-    fn what_is_copied_in_part_is_its_owners() {
-        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let (one, other) = (from.path().join("in/one"), from.path().join("in/other"));
-        fs::create_dir(from.path().join("in")).unwrap();
-        fs::write(&one, "content").unwrap();
-        fs::hard_link(&one, other).unwrap();
-        chown(from.path().join("in"), Some(1000), Some(1000)).unwrap();
-        let linked = HashMap::from([(fs::metadata(&one).unwrap().ino(), "missing".into())]);
-        let open = |place: &tempfile::TempDir| RootedDir::open_root(place.path()).unwrap();
-        let mut copier = TreeCopy { linked, ..TreeCopy::new(open(&from), open(&to)) };
-        assert_eq!(copier.all(), Err(rustix::io::Errno::NOENT));
-        assert_eq!(fs::metadata(to.path().join("in")).unwrap().uid(), 1000);
-    }
 }

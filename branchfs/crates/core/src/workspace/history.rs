@@ -7,7 +7,7 @@
 use super::Branches;
 use super::commit_checks::header;
 use super::transaction_engine::affected_branches;
-use super::{BranchId, Committed, Record, Workspace};
+use super::{BranchId, Committed, Workspace};
 use crate::error::Error;
 use crate::transaction::{self, Change, HistoryEntry, Kind, UndoRequest};
 
@@ -216,11 +216,6 @@ impl Workspace {
         let name = past.commit.header.name.clone();
         Ok((disk, header(transaction, kind, name), plan))
     }
-}
-
-/// The fork time of the oldest of these branches that is not stale.
-pub(super) fn oldest<'r>(records: impl Iterator<Item = &'r Record>) -> Option<i64> {
-    records.filter(|record| !record.is_stale).map(|record| record.created).min()
 }
 
 fn seconds(nanoseconds: i64) -> f64 {

@@ -11,39 +11,24 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Statx};
+use rustix::fs::{AtFlags, Statx};
 
-use super::commit_into_branch::ChangeSet;
-use super::external_store::copy_object;
+use super::branch_table::Remainder;
+use super::change_set::ChangeSet;
+use super::tree_copy::copy_object;
 use super::{Branch, Record, Workspace};
 use crate::error::{Context, Error};
 use crate::layer::{BASE, Layer};
-use crate::mount::{FreezeGuard, MountedBranch};
 use crate::object_copy::copy_metadata;
 use crate::quota::Quota;
 use crate::rooted_dir::RootedDir;
 use crate::transaction::{Change, Item, Location, Plan, Rest, What};
 
-/// The rest of a branch after a partial commit.
-pub(super) struct Remainder {
-    pub(super) layer: Arc<Layer>,
-    pub(super) quota: Option<Arc<Quota>>,
-}
-
-/// A branch that continues with its rest.
-pub(super) struct Continued {
-    pub(super) branch: Branch,
-    pub(super) outdated: Option<Arc<MountedBranch>>,
-    pub(super) _frozen: Option<FreezeGuard>,
-}
-
-impl Continued {
-    /// The number of paths that the branch still changes; at least one.
-    pub(super) fn count(&self) -> usize {
-        let counted = ChangeSet::of(&self.branch).map(|work| work.paths().len());
-        // The commit is applied: if the paths cannot be counted, report that there are some.
-        counted.unwrap_or(1).max(1)
-    }
+/// The number of paths that a branch still changes after a partial commit; at least one.
+pub(super) fn count_rest(branch: &Branch) -> usize {
+    let counted = ChangeSet::of(branch).map(|work| work.paths().len());
+    // The commit is applied: if the paths cannot be counted, report that there are some.
+    counted.unwrap_or(1).max(1)
 }
 
 /// Estimates how many changed paths of the branch a plan leaves out. A renamed path of which one end is committed may
@@ -102,45 +87,6 @@ fn carry_reads(workspace: &Workspace, record: &Record, layer: &Layer) -> Result<
         Err(Error::Unsupported(_)) => fs::remove_file(&log).at(&log),
         Err(error) => Err(error),
     }
-}
-
-/// Removes all names at, or below, some paths of objects with these inode numbers.
-pub(super) fn unlink_all(places: &[PathBuf], inos: &HashSet<u64>) -> Result<(), Error> {
-    if inos.is_empty() {
-        return Ok(());
-    }
-    let mut unlink =
-        |tree: &RootedDir, path: &Path, stat: &Statx| match inos.contains(&stat.stx_ino) {
-            true => tree.remove_file(path).at(path),
-            false => Ok(()),
-        };
-    places.iter().try_for_each(|place| visit(place, &mut unlink))
-}
-
-/// Visits all objects other than directories at or below `place`, which may not exist.
-pub(super) fn visit(
-    place: &Path,
-    each: &mut dyn FnMut(&RootedDir, &Path, &Statx) -> Result<(), Error>,
-) -> Result<(), Error> {
-    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { return Ok(()) };
-    let tree = match RootedDir::open_root(parent) {
-        Err(rustix::io::Errno::NOENT) => return Ok(()),
-        other => other.at(parent)?,
-    };
-    let mut pending = vec![PathBuf::from(name)];
-    while let Some(path) = pending.pop() {
-        let stat = match tree.stat(&path) {
-            Err(rustix::io::Errno::NOENT) => continue,
-            other => other.at(&path)?,
-        };
-        if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory {
-            let entries = tree.list(&path).at(&path)?;
-            pending.extend(entries.into_iter().map(|entry| path.join(entry.name)));
-        } else {
-            each(&tree, &path, &stat)?;
-        }
-    }
-    Ok(())
 }
 
 /// A new layer that is being filled.

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::branch_log::Line;
-use super::commit::has_no_live_children;
+use super::branches::has_no_live_children;
+use super::change_set::ChangeSet;
 use super::commit_checks::plan_against;
-use super::commit_into_branch::ChangeSet;
 use super::conflicts::CommittedChanges;
 use super::driver_sync::hand_over_to_fuse;
 use super::{Branch, BranchRef, MAIN_BRANCH, Policy, Workspace, now};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Branches;
-use super::branch_log::{LoadedLog, MergedChild, Record};
-use super::{Branch, BranchId, Workspace, history};
+use super::branch_log::{LoadedLog, MergedChild, Record, oldest};
+use super::{Branch, BranchId, Workspace};
 use crate::error::{Context, Error};
 use crate::ids::LayerId;
 use crate::layer::Layer;
@@ -51,11 +51,7 @@ pub(super) fn recover(workspace: &Workspace, mut loaded: LoadedLog) -> Result<Ve
                 _ => {}
             }
             workspace.store.write_records(records.values())?;
-            workspace.engine.add_to_history(
-                &disk,
-                &recovered.decided,
-                history::oldest(records.values()),
-            )?;
+            workspace.engine.add_to_history(&disk, &recovered.decided, oldest(records.values()))?;
         } else {
             header.rest.iter().for_each(|rest| workspace.store.remove_rest(rest.layer));
             workspace.store.ctime_log.record_rollback(&disk, &recovered.decided)?;

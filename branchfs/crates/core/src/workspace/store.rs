@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::fs::{FileType, Statx};
+
 use super::background::Background;
 use super::branch_log::{BranchLog, Line, Record};
 use super::conflicts::CommittedChanges;
 use super::ctime_log::CtimeLog;
-use super::external_store::{StagedLayers, TreeCopy};
-use super::partial_commit::{unlink_all, visit};
 use super::store_directory::{self, Lock, TimesGuard};
+use super::tree_copy::TreeCopy;
 use super::{Branch, BranchId, Branches, Policy, Settings, now};
 use crate::driver::Driver;
 use crate::error::{Context, Error};
@@ -54,6 +55,25 @@ pub(super) struct Store {
     pub(super) _home_lock: Option<Lock>,
     /// The last number given to a branch, a layer or a transaction.
     pub(super) last_number: AtomicU64,
+}
+
+/// Copies of a branch's layers in the base, until a commit takes them.
+pub(super) struct StagedLayers<'w> {
+    pub(super) store: &'w Store,
+    pub(super) layers: Vec<u64>,
+}
+
+impl StagedLayers<'_> {
+    /// Hands the staged layers over to a commit that is being logged, which owns them from then on.
+    pub(super) fn hand_over(mut self) -> Vec<u64> {
+        std::mem::take(&mut self.layers)
+    }
+}
+
+impl Drop for StagedLayers<'_> {
+    fn drop(&mut self) {
+        self.store.unstage(&self.layers);
+    }
 }
 
 impl Store {
@@ -423,4 +443,43 @@ impl Store {
         store_directory::remove_in_time(&self.base_store_path, wait)?;
         keep.restore()
     }
+}
+
+/// Removes all names at, or below, some paths of objects with these inode numbers.
+pub(super) fn unlink_all(places: &[PathBuf], inos: &HashSet<u64>) -> Result<(), Error> {
+    if inos.is_empty() {
+        return Ok(());
+    }
+    let mut unlink =
+        |tree: &RootedDir, path: &Path, stat: &Statx| match inos.contains(&stat.stx_ino) {
+            true => tree.remove_file(path).at(path),
+            false => Ok(()),
+        };
+    places.iter().try_for_each(|place| visit(place, &mut unlink))
+}
+
+/// Visits all objects other than directories at or below `place`, which may not exist.
+pub(super) fn visit(
+    place: &Path,
+    each: &mut dyn FnMut(&RootedDir, &Path, &Statx) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { return Ok(()) };
+    let tree = match RootedDir::open_root(parent) {
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        other => other.at(parent)?,
+    };
+    let mut pending = vec![PathBuf::from(name)];
+    while let Some(path) = pending.pop() {
+        let stat = match tree.stat(&path) {
+            Err(rustix::io::Errno::NOENT) => continue,
+            other => other.at(&path)?,
+        };
+        if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory {
+            let entries = tree.list(&path).at(&path)?;
+            pending.extend(entries.into_iter().map(|entry| path.join(entry.name)));
+        } else {
+            each(&tree, &path, &stat)?;
+        }
+    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{CWD, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use super::external_store::{Located, resolved};
+use super::external_store::{Located, is_absent, resolved};
 use super::inspection::inspect;
 use crate::error::{Context, Error};
 use crate::mount_table;
@@ -279,20 +279,6 @@ pub fn store_at(path: &Path) -> Result<PathBuf, Error> {
         return Ok(store);
     }
     Err(Error::Usage(format!("there is no store at {}", path.display())))
-}
-
-/// The external store that the base's part of the store names.
-pub(super) fn named_in(home: &Path) -> Result<Option<PathBuf>, Error> {
-    let link = home.join("store");
-    match fs::read_link(&link) {
-        Ok(store) => Ok(Some(store)),
-        Err(error) if is_absent(&error) || error.kind() == io::ErrorKind::InvalidInput => Ok(None),
-        Err(error) => Err(error).at(&link),
-    }
-}
-
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Opens or creates a store, and locks it. If a mount that ends removes the store meanwhile, it is created again. With

@@ -14,8 +14,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockWriteGuard};
 
 use super::branch_log::Line;
-use super::branch_table::{BranchTable, Branches, descendants, names_of};
-use super::partial_commit::{Continued, Remainder};
+use super::branch_table::{BranchTable, Remainder};
+use super::branches::{Branches, descendants, names_of};
+use super::partial_commit::count_rest;
 use super::store::{SnapshotLayer, Store};
 use super::{Branch, BranchId, Committed, Forgotten, HISTORY_BYTES_MAX, MAIN_BRANCH, Policy};
 use crate::descriptors::admit_transaction;
@@ -406,7 +407,7 @@ impl TransactionEngine {
             _ => {}
         }
         drop(branches);
-        let remaining = continued.as_ref().map_or(0, Continued::count);
+        let remaining = continued.as_ref().map_or(0, |continued| count_rest(&continued.branch));
         let completed = self.complete(disk, &decided);
         if let Err(error) = &completed {
             let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);

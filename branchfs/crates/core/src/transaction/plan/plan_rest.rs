@@ -17,8 +17,8 @@ use rustix::fs::{FileType, Statx};
 use super::redirect::ResolvedDir;
 use super::{LayerDir, Planner, kind_of};
 use crate::error::Error;
+use crate::transaction::path_map::PathMap;
 use crate::transaction::step::{Location, Metadata, Step};
-use crate::transaction::undo_plan::PathMap;
 use crate::view::is_hidden;
 use crate::write_set::{Fingerprint, Precondition};
 

@@ -1,0 +1,39 @@
+//! Where the content of a node lies.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::layer::Layer;
+
+/// Index of a node within its view; 1 is the branch's root directory.
+pub type NodeIndex = u64;
+
+/// The branch's root directory.
+pub const ROOT: NodeIndex = 1;
+
+/// A path in one layer.
+#[derive(Clone, Debug)]
+pub struct LayerPath {
+    /// The layer.
+    pub layer: Arc<Layer>,
+    /// The path in the layer.
+    pub path: PathBuf,
+}
+
+/// The location of a node's content.
+#[derive(Clone, Debug)]
+pub enum NodeLocation {
+    /// A directory: in the top layer at its own path (`upper`), merged with directories of lower layers, top first.
+    Directory {
+        /// Whether the upper layer has the directory.
+        upper: bool,
+        /// The directories in lower layers, top first.
+        lowers: Arc<[LayerPath]>,
+    },
+    /// An object of the top layer, at the node's own path.
+    Upper,
+    /// An object of a lower layer, not copied up.
+    Lower(LayerPath),
+    /// It has no name any more and exists while it is open.
+    Orphan,
+}
