@@ -18,14 +18,14 @@ wheel() {
 library=$(wheel branching_workspaces)
 program=$(wheel branchfs)
 
-complete() {
+has_requirements() {
     command -v fusermount3 >/dev/null && python3 -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
-if ! complete; then
+if ! has_requirements; then
     command -v apt-get >/dev/null || fail "Python 3.10 with venv, or fusermount3, is missing." "install them before this feature"
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends fuse3 python3-venv >/dev/null
-    complete || fail "$(python3 --version) is too old." "use an image with Python 3.10 or newer"
+    has_requirements || fail "$(python3 --version) is too old." "use an image with Python 3.10 or newer"
 fi
 
 python3 -m venv "$prefix/lib/branching"
