@@ -53,6 +53,8 @@ def branches(driver: str, base: Path, scratch: Path) -> Iterator[Ways]:
     run("cp", "-a", base, own)
     words = (sys.executable, "-m", "branching", "run", "-q", "--on-success", "abort", "--")
     os.environ.setdefault("BRANCHFS", str(program()))
+    # As installed: the modules are compiled once, not by each command.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         ours.begin(own, scratch)
         with Workspace(ours.root) as workspace:

@@ -23,8 +23,8 @@ COMMANDS = (
     "|show|save|restore|prune|fork|chat|mcp|hook|skill|doctor|completion"
 )
 """A test compares them with the table of commands, which takes too long to load."""
-_COMMAND = re.compile(rf"(?<![\w./-])branching (?=(?:{COMMANDS})\b)")
-_DIRECTORY = re.compile(r"(?<![\w./~-])/(?:workspace|src)(?![\w-]|\.\w|/@)")
+_COMMAND = rf"(?<![\w./-])branching (?=(?:{COMMANDS})\b)"
+_DIRECTORY = r"(?<![\w./~-])/(?:workspace|src)(?![\w-]|\.\w|/@)"
 
 
 def command_name() -> str:
@@ -40,9 +40,9 @@ def host_directory() -> str | None:
 def for_caller(text: str) -> str:
     """Returns a message with the host's names for the command and the directory."""
     if (name := command_name()) != "branching":
-        text = _COMMAND.sub(lambda _: f"{name} ", text)
+        text = re.sub(_COMMAND, lambda _: f"{name} ", text)
     if directory := host_directory():
-        text = _DIRECTORY.sub(lambda _: directory, text)
+        text = re.sub(_DIRECTORY, lambda _: directory, text)
     return text
 
 

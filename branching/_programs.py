@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from branching.errors import MountError
@@ -23,11 +22,14 @@ def find_branchfs(name: str | os.PathLike[str] | None = None) -> Path:
         MountError: There is no such program.
     """
     wanted = os.fspath(name or os.environ.get(PROGRAM_VARIABLE) or PROGRAM)
-    found = shutil.which(wanted)
-    if found is None:
-        raise MountError(
-            f"there is no program {wanted!r}, which mounts directories",
-            hint="cargo install --path branchfs; or work in a container: branching-docker",
-            path=wanted,
-        )
-    return Path(found)
+    paths = [Path(wanted)]
+    if "/" not in wanted:  # as shutil.which, which takes long to load
+        paths = [Path(place, wanted) for place in os.get_exec_path() if place]
+    for path in paths:
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    raise MountError(
+        f"there is no program {wanted!r}, which mounts directories",
+        hint="cargo install --path branchfs; or work in a container: branching-docker",
+        path=wanted,
+    )

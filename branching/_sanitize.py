@@ -11,7 +11,7 @@ import os
 import re
 from typing import TextIO
 
-_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+_COLOUR = r"(\x1b\[[0-9;:]*m)"
 _RESET = "\x1b[0m"
 _DIRECTIONS = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """They make text look like another one."""
@@ -25,7 +25,7 @@ del _SHOWN[ord("\t")]
 
 def visible(line: str) -> str:
     """Returns a line, without its end, as it may be shown. NO_COLOR takes the colours too."""
-    parts = _COLOUR.split(line)
+    parts = re.split(_COLOUR, line)
     if len(parts) == 1:
         return line.translate(_SHOWN)
     with_colours = not os.environ.get("NO_COLOR")

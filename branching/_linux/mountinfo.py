@@ -9,30 +9,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 MOUNT_TABLE = Path("/proc/self/mountinfo")
 LINES_CACHED_MAX = 4096
 """Of parsed lines: from one reading to the next hardly any changes."""
 
-_OCTAL = re.compile(rb"\\([0-7]{3})")
+_OCTAL = rb"\\([0-7]{3})"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mount:
+class Mount(NamedTuple):
     """One line of the table, without its ids, which differ between copies of a table."""
 
+    point: str
+    fstype: str
+    source: str
     device: str = ""
     """The filesystem, as major:minor."""
     root: str = "/"
     """Which directory of the filesystem is mounted."""
-    point: str
     options: frozenset[str] = frozenset()
     """Of the mount: ro, nosuid, relatime, …"""
-    fstype: str
-    source: str
     super_options: str = ""
     """Of the filesystem, as it wrote them."""
 
@@ -116,4 +115,6 @@ def _parse(line: bytes) -> Mount:
 
 def _text(field: bytes) -> str:
     # The kernel writes space, tab, newline and backslash as three octal digits.
-    return os.fsdecode(_OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), field))
+    if b"\\" in field:
+        field = re.sub(_OCTAL, lambda octal: bytes([int(octal[1], 8)]), field)
+    return os.fsdecode(field)

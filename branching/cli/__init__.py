@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import os
 import sys
 
 from branching._exit_codes import EXIT_OURS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> None:
@@ -43,6 +49,7 @@ def _run_short(words: list[str]) -> None:
     """Does a common `branching run`, and exits; returns if Typer has to read the command line."""
     if words[:1] != ["run"]:
         return
+    gc.set_threshold(50_000)  # modules are no garbage, and looking through them takes time
     from branching.cli.error_handling import handle_errors
     from branching.cli.run_command import run_command
     from branching.cli.short_run import read_short_run
@@ -51,7 +58,18 @@ def _run_short(words: list[str]) -> None:
     if plan is None:
         return
     with handle_errors(json=plan.json):
-        sys.exit(run_command(plan))
+        _exit(run_command(plan))
+
+
+def _exit(code: int) -> NoReturn:
+    """Exits without freeing all memory first, which takes as long as to start the interpreter."""
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        sys.exit(code)  # the interpreter's exit code is its own if it fails to write again
+    os._exit(code)
 
 
 def _open_standard_streams() -> None:

@@ -190,5 +190,5 @@ def branching(
         return
     with handle_errors(json="--json" in sys.argv):
         apply_settings(context)
-    mount_options.driver = driver.value if driver else context.params["driver"]
-    mount_options.policy = policy.value if policy else context.params["policy"]
+    mount_options["driver"] = driver.value if driver else context.params["driver"]
+    mount_options["policy"] = policy.value if policy else context.params["policy"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from branching._caller import host_directory
@@ -24,12 +22,11 @@ READ_ONLY_HINT = (
 )
 
 
-@dataclass
 class RefusedWrites:
     """What the output of commands says of writes that were refused."""
 
-    was_read_only: bool = False
-    was_disk_full: bool = False
+    was_read_only = False
+    was_disk_full = False
 
     def read(self, text: str) -> None:
         """Looks through a part of the output."""
@@ -64,6 +61,8 @@ def advice(
         kept: the branch, if it stays open.
     """
     if code == EXIT_NOT_FOUND and host_directory() is not None:
+        import shutil
+
         is_here = shutil.which(command[0]) is not None
         what = "a program that it runs" if is_here else repr(command[0])
         how = "branching-docker init writes a Dockerfile that adds the project's tools"
@@ -93,6 +92,8 @@ def advice(
 
 def _found_here(name: str) -> str | None:
     """Returns the path of a program that is named without one, None if this process has none."""
+    import shutil
+
     return None if "/" in name or host_directory() is not None else shutil.which(name)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -88,7 +87,7 @@ def log(
                 name = entries[-1].call
             if name is None:
                 if json:
-                    print_json("log", candidates=[asdict(entry) for entry in entries])
+                    print_json("log", candidates=[entry._asdict() for entry in entries])
                     return
                 lines: Iterable[bytes] = encoded(_list(entries))
             else:
@@ -126,7 +125,7 @@ def _outputs(logs: Path, entries: list[Entry], *, json: bool) -> Iterable[bytes]
     outputs = {entry.branch: _read(logs / f"{entry.branch}.log") for entry in entries}
     if json:
         candidates = [
-            {**asdict(entry), "output": outputs[entry.branch].decode("utf-8", "replace")}
+            {**entry._asdict(), "output": outputs[entry.branch].decode("utf-8", "replace")}
             for entry in entries
         ]
         print_json("log", candidates=candidates)
@@ -150,7 +149,7 @@ def _patches(logs: Path, entries: list[Entry], *, json: bool) -> Iterable[bytes]
     patches = {entry.branch: read_patch(logs, entry.branch) for entry in entries}
     if json:
         candidates = [
-            {**asdict(entry), "patch": text.decode("utf-8", "replace") if text else None}
+            {**entry._asdict(), "patch": text.decode("utf-8", "replace") if text else None}
             for entry in entries
             for text in [patches[entry.branch]]
         ]

@@ -9,10 +9,10 @@ import os
 import shlex
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, EXIT_TIMEOUT
 from branching.cli.error_handling import UsageFault, note
@@ -30,10 +30,11 @@ from branching.cli.output import (
     shortened_lines,
     warning_facts,
 )
+from branching.cli.signals import run_interruptible
 from branching.cli.workspace import owned_workspace, start_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from branching.fs import Workspace
     from branching.patterns import SpeculationOutcome
@@ -67,8 +68,7 @@ def _default_place(workspace: Workspace) -> dict[str, Any]:
     return {"directory": start_directory(workspace)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunPlan:
+class RunPlan(NamedTuple):
     """What to run, and how; the defaults are those of the command line."""
 
     command: list[str]
@@ -87,7 +87,7 @@ class RunPlan:
     json: bool = False
     no_log: bool = False
     limits: ResourceLimits | None = None
-    isolation: dict[str, Any] = field(default_factory=dict)
+    isolation: Mapping[str, Any] = MappingProxyType({})
     """Arguments of the `Program`."""
     place: Callable[[Workspace], dict[str, Any]] = _default_place
     """Returns those that depend on the open workspace."""
@@ -172,13 +172,15 @@ def _checked(name: str) -> str:
 def _run(plan: RunPlan, name: str) -> tuple[int, str, str | None, SpeculationOutcome, list[str]]:
     """Returns the exit code, what became of the branch, how the command ended, what came of it,
     and hints."""
-    from branching.cli.output_capture import capture_output
-    from branching.cli.signals import run_interruptible
-    from branching.patterns.command_candidate import Program, shell
-    from branching.patterns.runner import Runner, Stopped
-    from branching.runlog.run_log import COMMAND_SUFFIX
+    from branching.fs import automount
 
+    automount.while_mounting = _load
     with owned_workspace(plan.workspace) as (workspace, owner), ExitStack() as stack:
+        from branching.cli.output_capture import capture_output
+        from branching.patterns.command_candidate import Program, shell
+        from branching.patterns.runner import Runner, Stopped
+        from branching.runlog.run_log import COMMAND_SUFFIX
+
         isolation_options: dict[str, Any] = {
             "workspace": workspace.seen_at,
             "owner": owner,
@@ -264,6 +266,12 @@ def _run(plan: RunPlan, name: str) -> tuple[int, str, str | None, SpeculationOut
             kept=name if _ACTIONS[end] == "kept" else None,
         )
         return code, _ACTIONS[end], how, outcome, hints
+
+
+def _load() -> None:
+    """Loads the modules that are needed when the workspace is open."""
+    import branching.cli.output_capture
+    import branching.patterns.runner  # noqa: F401
 
 
 class _Outrun(Exception):

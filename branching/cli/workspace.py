@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +24,9 @@ if TYPE_CHECKING:
 FUSE = Path("/dev/fuse")
 
 
-@dataclass(kw_only=True)
-class MountOptions:
-    """How a directory is mounted for the length of a command; None is the environment's choice."""
-
-    driver: Any = None
-    policy: Any = None
-
-
-mount_options = MountOptions()
-"""Set by the options in front of the command."""
+mount_options: dict[str, Any] = {}
+"""How a directory is mounted for the length of a command: the arguments `driver` and `policy` of
+`Workspace.open`. Set by the options in front of the command."""
 
 
 @contextmanager
@@ -85,9 +77,8 @@ def _open(path: Path | None) -> Workspace:
 
     place = path or Path.cwd()
     # First of all, for a mount whose daemon has died is no directory any more, and says why itself.
-    how = vars(mount_options)
     if find_mount(place) is not None:
-        return Workspace.open(place, **how)
+        return Workspace.open(place, **mount_options)
     if not place.is_dir():
         raise MountError(f"workspace path does not exist: {path}", path=str(path))
     around = os.environ.get("BRANCHING_WORKSPACE")
@@ -100,11 +91,11 @@ def _open(path: Path | None) -> Workspace:
     if not FUSE.exists():
         raise _no_workspace(path, place, "modprobe fuse, or run with --device /dev/fuse")
     if path is not None:
-        return Workspace.open(place, **how)
+        return Workspace.open(place, **mount_options)
     base = base_around(place)
     if base != place.resolve():
         note(f"workspace: {base} (above the current directory)")
-    return Workspace.open(base, **how)
+    return Workspace.open(base, **mount_options)
 
 
 def _no_workspace(path: Path | None, place: Path, hint: str | None) -> MountError:

@@ -26,7 +26,7 @@ import errno
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -53,6 +53,9 @@ IN_USE = "in use by another mount"
 """Part of branchfs's error message when another daemon has locked the store."""
 _GONE = (errno.ENOTCONN, errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
 """Errors of the root after an unmount: its daemon has exited, or it is an ordinary directory."""
+
+while_mounting: Callable[[], None] | None = None
+"""Called once `branchfs mount` was started: a program can load its modules meanwhile."""
 
 
 class MountLease:
@@ -284,17 +287,22 @@ def _detach(point: Path) -> None:
 
 def _run(program: Path, *words: str) -> None:
     try:
-        # In a session of its own, so that Ctrl-C does not interrupt it.
-        done = subprocess.run(
+        with subprocess.Popen(
             [program, *words],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=MOUNT_SECONDS_MAX,
-            start_new_session=True,
-            check=False,
-        )
+            start_new_session=True,  # so that Ctrl-C does not interrupt it
+        ) as process:
+            try:
+                if while_mounting is not None:
+                    while_mounting()
+                _, said = process.communicate(timeout=MOUNT_SECONDS_MAX)
+            except BaseException:
+                process.kill()
+                raise
     except OSError as error:
         raise MountError(
             f"{program} cannot be run: {error.strerror}", path=os.fspath(program)
@@ -304,22 +312,23 @@ def _run(program: Path, *words: str) -> None:
             f"{program} {words[0]} has not ended after {MOUNT_SECONDS_MAX} seconds",
             path=words[-1],
         ) from error
-    if done.returncode != 0:
-        said = done.stderr.strip().removeprefix("branchfs: ").removeprefix("Error: ")
+    if process.returncode != 0:
+        said = said.strip().removeprefix("branchfs: ").removeprefix("Error: ")
         raise MountError(f"{words[0]} failed: {said}", path=words[-1])
 
 
 def _make_point(base: Path) -> Path:
     """Creates a temporary mount point that the owner of the base can reach."""
-    import tempfile  # a mounted directory does not need it
-
-    places = [tempfile.gettempdir(), "/var/tmp"]
+    temporary = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    places = [*filter(None, temporary), "/tmp", "/var/tmp"]
     if os.geteuid() != 0 and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
         places.insert(0, runtime)
     for place in map(Path, places):
         # Inside the base, the mount would contain itself.
         if os.access(place, os.W_OK) and not place.resolve().is_relative_to(base):
-            return Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+            point = place.absolute() / f"{PREFIX}{os.urandom(8).hex()}"
+            point.mkdir(0o700)
+            return point
     raise MountError(
         f"there is no directory outside of {base} to mount at",
         hint="point TMPDIR to one, or mount by hand: branchfs mount --base DIR MOUNTPOINT",

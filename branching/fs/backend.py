@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 Policy = Literal["first-winner", "snapshot", "serializable"]
 """The rule for the siblings of a branch when it is committed.
@@ -172,8 +172,7 @@ class Reversal:
     """Changes to the workspace."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Committed:
+class Committed(NamedTuple):
     """The result of a commit, or of its dry run."""
 
     changes: list[Change]

@@ -37,15 +37,12 @@ from branching.fs.branch_leases import (
     remove_agents_directory,
 )
 from branching.fs.branchfs import BranchFS, answered
-from branching.fs.daxfs import DaxFS
 from branching.fs.in_use import sweep
 from branching.fs.store_files import open_file
 
 if TYPE_CHECKING:
     from branching.fs.automount import MountLease
 
-_BACKENDS = (BranchFS, DaxFS)
-"""The supported file systems, in the order in which they are tried."""
 _KEPT_MARK = "mount"
 """The file that names a mount that is to stay without a user; see `automount`."""
 
@@ -542,9 +539,11 @@ class Workspace:
 def _backend(path: Path) -> Backend:
     mount = find_mount(path)
     if mount is not None:
-        for backend in _BACKENDS:
-            if backend.serves(mount):
-                return backend(mount)
+        if BranchFS.serves(mount):
+            return BranchFS(mount)
+        from branching.fs.daxfs import DaxFS
+
+        return DaxFS(mount)
     raise MountError(
         f"{path} is not inside a mount that can be branched",
         hint="mount its directory first: branchfs mount --base DIR MOUNTPOINT",
@@ -566,13 +565,21 @@ def find_mount(path: Path) -> Mount | None:
     """
     mounts = read_mounts()
     for mount in mounts_named(path, mounts):
-        if any(backend.serves(mount) for backend in _BACKENDS):
+        if _is_served(mount):
             answered(mount.directory, lambda: os.path.realpath(path))
             break
     for mount in mounts_around(path, mounts):
-        if any(backend.serves(mount) for backend in _BACKENDS):
+        if _is_served(mount):
             return mount
     return None
+
+
+def _is_served(mount: Mount) -> bool:
+    if mount.fstype != "daxfs":  # the module is loaded only where there is one
+        return BranchFS.serves(mount)
+    from branching.fs.daxfs import DaxFS
+
+    return DaxFS.serves(mount)
 
 
 def _branch_around(path: Path, backend: Backend) -> BranchRecord | None:

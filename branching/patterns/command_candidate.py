@@ -67,7 +67,7 @@ LINE_CHARACTERS_MAX = 64 << 10
 _LAST_OUTPUT = threading.local()
 """`lines`: the output of the FeedbackCandidate that runs in this thread. The candidate itself has
 no state: it runs in several branches concurrently, and is pickled for a cluster."""
-_RETURNS = re.compile(r"\r+(?=\n|\Z)")
+_RETURNS = r"\r+(?=\n|\Z)"
 """Carriage returns at the ends of lines."""
 
 
@@ -348,7 +348,7 @@ class BlockSplitter:
             self._is_cut = False
         block, end, self._rest = text.rpartition("\n")
         if end:
-            self._tell(_RETURNS.sub("", block) if "\r" in block else block)
+            self._tell(re.sub(_RETURNS, "", block) if "\r" in block else block)
         if len(self._rest) >= LINE_CHARACTERS_MAX:
             self._tell(self._rest)
             self._rest = ""

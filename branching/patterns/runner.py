@@ -41,7 +41,6 @@ from branching.patterns.attempt import Attempt, Task, ends_when_cancelled, label
 from branching.patterns.branch_set import BranchSet
 from branching.patterns.completion_queue import CompletionQueue
 from branching.patterns.event_dispatch import EventDispatcher
-from branching.patterns.process_isolation import IsolationOptions, isolated
 from branching.patterns.results import (
     CandidateResult,
     SpeculationOutcome,
@@ -54,6 +53,7 @@ from branching.runlog.events import SETUP_INDEX, EventKind, OnEvent
 
 if TYPE_CHECKING:
     from branching.fs.backend import Policy
+    from branching.patterns.process_isolation import IsolationOptions
     from branching.patterns.scoring import Evaluate
     from branching.process import ResourceLimits
 
@@ -178,7 +178,11 @@ class Runner:
             is_critiqued: Its branch is read after a failure, too. A cluster then keeps its changes.
             wins_at_once: Do not list the changes of a success; its commit will return them.
         """
-        if self._apart not in (None, IsolationOptions()) and ends_when_cancelled(candidate):
+        if (
+            self._apart is not None
+            and self._apart != type(self._apart)()
+            and ends_when_cancelled(candidate)
+        ):
             raise TypeError(
                 "isolation, network, env, clean_env and hide are for functions: "
                 "a command is told its own"
@@ -443,6 +447,8 @@ class Runner:
         """Returns the function, wrapped to run in a separate process if isolation is on."""
         if self._apart is None or ends_when_cancelled(function):
             return function
+        from branching.patterns.process_isolation import isolated
+
         return isolated(function, self._apart)
 
     def _launch(self) -> None:

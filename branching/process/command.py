@@ -16,7 +16,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -170,7 +169,7 @@ class Command:
             if self._scope is not None:
                 self._scope.remove()
             return ended_by(
-                replace(status, timed_out=timed_out),
+                status._replace(timed_out=timed_out),
                 is_cancelled=is_cancelled,
                 score=pipes.score_text(),
                 wall_seconds=time.monotonic() - started,

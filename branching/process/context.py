@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -424,7 +424,7 @@ class BranchContext:
         error, reason = home.exception, ""
         if error is not None and status.returncode >= 0:
             reason = f"{type(error).__name__}: {error}"
-            status = replace(status, returncode=status.returncode or EXIT_CANNOT_EXECUTE)
+            status = status._replace(returncode=status.returncode or EXIT_CANNOT_EXECUTE)
         told = ended_by(
             status,
             is_cancelled=self._supervisor.is_kill_asked,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,4 +70,6 @@ def scratch_directory(owner: Owner | None) -> Iterator[Path]:
     finally:
         # A process that is being killed may still create files, so rmtree may fail. The content
         # has no value, and there is no caller to report the error to.
+        import shutil
+
         shutil.rmtree(path, ignore_errors=True)

@@ -15,7 +15,7 @@ PIDS_MAX = 4_194_304
 BYTES_MAX = (1 << 63) - 1
 """The maximum file size. The kernel counts bytes in 64 bits."""
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])?", re.ASCII | re.IGNORECASE)
+_SIZE = r"(\d+(?:\.\d+)?)\s*([KMGT])?"
 _UNIT_BYTES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -77,7 +77,7 @@ def parse_memory_size(text: str) -> int:
     Raises:
         ValueError: The text is not a size.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip(), re.ASCII | re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text!r} is not a size; write 512M or 1.5G (units K, M, G, T)")
     from fractions import Fraction

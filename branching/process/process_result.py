@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from branching._exit_codes import EXIT_SIGNAL_BASE
-from branching.process.cgroup.interface import Usage
+
+if TYPE_CHECKING:
+    from branching.process.cgroup.interface import Usage
 
 REAP_SECONDS_MAX = 10.0
 """A killed process ends within milliseconds, unless it is blocked in the kernel."""
@@ -52,8 +54,7 @@ class Ended:
         return self.how == "exit" and self.exit_code == 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExitStatus:
+class ExitStatus(NamedTuple):
     """How the operating system, or init, reports an end."""
 
     returncode: int
@@ -106,7 +107,7 @@ def ended_by(
     Returns:
         The result for users. A limit is its cause only if the process failed.
     """
-    counted = usage or Usage(memory_peak=None, cpu_seconds=None, oom_kills=0, forks_refused=0)
+    oom_kills = usage.oom_kills if usage else 0
     has_failed = status.returncode != 0
     how: How = "exit" if status.returncode >= 0 else "signal"
     reason = reason or status.reason
@@ -117,13 +118,13 @@ def ended_by(
         how = "cancelled"
     elif status.timed_out:
         how, reason = "timeout", f"its time was over ({reason})"
-    elif has_failed and counted.oom_kills:
+    elif has_failed and oom_kills:
         how, reason = "oom", f"out of memory ({reason})"
     elif has_failed and disk_refusals:
         how, reason = "disk", f"disk limit reached ({reason})"
-    elif has_failed and counted.forks_refused:
+    elif has_failed and usage and usage.forks_refused:
         how, reason = "pids", f"too many processes ({reason})"
-    peak, cpu = counted.memory_peak, counted.cpu_seconds
+    peak, cpu = (usage.memory_peak, usage.cpu_seconds) if usage else (None, None)
     return Ended(
         exit_code=status.exit_code,
         how=how,
@@ -132,5 +133,5 @@ def ended_by(
         memory_peak=status.memory_peak if peak is None else peak,
         cpu_seconds=status.cpu_seconds if cpu is None else cpu,
         wall_seconds=wall_seconds,
-        oom_kills=counted.oom_kills,
+        oom_kills=oom_kills,
     )

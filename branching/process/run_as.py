@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT_VARIABLE = "BRANCHING_ROOT"
 """With the value 1, commands stay root where we are root."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Owner:
+class Owner(NamedTuple):
     """The user and group that commands run as, and their home directory."""
 
     uid: int
@@ -53,6 +51,8 @@ class Owner:
         finally:
             # What a dying process still writes there may make rmtree miss a file: nothing of
             # value, and there is no caller to report the error to.
+            import shutil
+
             shutil.rmtree(home, ignore_errors=True)
 
     @staticmethod

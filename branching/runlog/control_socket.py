@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import stat
 import struct
@@ -176,6 +175,8 @@ def remove_stale(directory: Path) -> None:
     """Removes the sockets of programs that were killed."""
     for control_server in directory.glob(f"*{SUFFIX}"):
         if not control_server.name.startswith(".") and not is_alive(control_server):
+            import shutil
+
             shutil.rmtree(control_server.with_suffix(STEER_SUFFIX), ignore_errors=True)
             control_server.unlink(missing_ok=True)
 

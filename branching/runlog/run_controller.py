@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import contextvars
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from branching.errors import BranchError
 
@@ -47,8 +45,7 @@ class Controllable(Protocol):
         """Pauses the process (SIGSTOP), or resumes it."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Controlled:
+class _Controlled(NamedTuple):
     process: Controllable
     words: Path | None
     tell: Callable[[str], None] | None
@@ -115,6 +112,8 @@ class RunController:
             words.chmod(0o644)
             yield words
         finally:
+            import shutil
+
             shutil.rmtree(own, ignore_errors=True)
 
     @contextmanager

@@ -28,10 +28,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from branching.errors import BranchingError
 from branching.fs.store_files import KEPT, is_name, open_directory, open_file, read
@@ -60,14 +59,13 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _AGAIN = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entry:
+class Entry(NamedTuple):
     """State and result of one candidate."""
 
     branch: str
     command: str
     """The subcommand that ran the candidate, such as "speculate"."""
-    index: int
+    index: int  # type: ignore[assignment]  # hides the method of tuples
     label: str
     """Display name of the candidate: the command as given, or the name of the function."""
     state: str
@@ -219,7 +217,7 @@ class RunLog:
         with self._lock:
             entry = self._entries.get(branch)
             if self._directory is not None and entry and entry.state in UNDER_WAY:
-                self._note(self._directory, replace(entry, state=state))
+                self._note(self._directory, entry._replace(state=state))
 
     def keep_patch(self, branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> None:
         """Saves the patch of a branch before the branch ends.
@@ -299,7 +297,7 @@ class RunLog:
         elif event.kind == "output":
             self._logs[event.branch].write(event.text)
         elif event.branch in self._entries:
-            facts = asdict(self._entries[event.branch])
+            facts = self._entries[event.branch]._asdict()
             is_stopped = event.state in ("failed", "error") and self.controller.is_stopped(
                 event.branch
             )
@@ -331,7 +329,7 @@ class RunLog:
         self._give(file)
         control_server = "" if self._control_server is None else self._control_server.name
         if earlier is not None:
-            self._note(directory, replace(earlier, door=control_server))
+            self._note(directory, earlier._replace(door=control_server))
             return
         entry = Entry(
             branch=event.branch,
@@ -352,7 +350,7 @@ class RunLog:
         file = open_file(scratch, _NEW, directory=directory)
         try:
             self._give(file)
-            os.write(file, json.dumps(asdict(entry)).encode() + b"\n")
+            os.write(file, json.dumps(entry._asdict()).encode() + b"\n")
         finally:
             os.close(file)
         os.rename(scratch, f"{entry.branch}.json", src_dir_fd=directory, dst_dir_fd=directory)

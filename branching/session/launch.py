@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from branching.errors import NamespaceError
 from branching.fs import Branch
@@ -77,7 +77,7 @@ def launch(
             f"the workspace cannot be used: {error}; nothing ran", path=str(branch.path)
         ) from error
     if python is not None:
-        sandbox = replace(sandbox, keep=(*sandbox.keep, *other_python.places(python)))
+        sandbox = sandbox._replace(keep=(*sandbox.keep, *other_python.places(python)))
     scope = enforce.cgroup_for(limits)
     if scope is not None:
         stack.enter_context(scope)

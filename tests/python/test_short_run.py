@@ -16,14 +16,14 @@ from branching.cli.app import app
 from branching.cli.run_command import RunPlan
 from branching.cli.short_run import read_short_run
 
-MODULES_MAX = 77
+MODULES_MAX = 72
 """Modules of `branching` that a short command loads."""
 THREADS_MAX = 9
 """Threads that it starts one after the other, in a mounted workspace."""
 NOT_NEEDED = {
     *("typer", "click", "rich", "pydantic", "asyncio"),
-    *("secrets", "hashlib", "random", "tempfile", "pickle", "platform", "fractions"),
-    "branching.process.cgroup.cgroup",
+    *("secrets", "hashlib", "random", "tempfile", "pickle", "platform", "fractions", "shutil"),
+    *("branching.process.cgroup", "branching.fs.daxfs", "branching.patterns.process_isolation"),
 }
 """Modules that take long to load, and that only other commands use."""
 
@@ -48,7 +48,7 @@ def plan_of_typer(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> RunPlan:
 
 def facts(plan: RunPlan) -> dict[str, Any]:
     """Returns what a plan asks for. Arguments of a command that are its defaults are left out."""
-    found = {name: value for name, value in vars(plan).items() if name != "place"}
+    found = {name: value for name, value in plan._asdict().items() if name != "place"}
     defaults = {"hide": (), "network": True, "clean_env": False, "env": {}}
     own = {name: value for name, value in plan.isolation.items() if value != defaults[name]}
     return found | {"isolation": own}

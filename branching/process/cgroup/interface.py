@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from branching.errors import ProcessBranchError
 from branching.process.limits import ResourceLimits
@@ -24,8 +23,7 @@ HOW_TO_ALLOW = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Usage:
+class Usage(NamedTuple):
     """The resource usage of a cgroup and its descendants."""
 
     memory_peak: int | None
@@ -79,8 +77,7 @@ class Group(Protocol):
         """Closes the descriptors without removing the cgroup."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     """The control file and value for a limit."""
 
     limit: str

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from branching._linux.mountinfo import mounts_named
 from branching.process.sandbox import mount_table
@@ -22,8 +21,7 @@ PRIVATE_XATTR = "user.branchfs.private"
 """On the root of a mount that has branches: what no process in a branch should reach."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sandbox:
+class Sandbox(NamedTuple):
     """The surroundings of a sandboxed process.
 
     It sees the directory `view` at the path `at`, may write there, in its own /tmp, /var/tmp and

@@ -27,7 +27,6 @@ import signal
 import socket
 import termios
 import time
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from branching._exit_codes import EXIT_KILLED
@@ -130,7 +129,7 @@ class _Init:
         place = request.numbers.index(request.mounter)
         stream = socket.socket(fileno=self._descriptors.pop(place))
         numbers = tuple(number for number in request.numbers if number != request.mounter)
-        self._request = replace(request, numbers=numbers)
+        self._request = request._replace(numbers=numbers)
         with stream:
             whole = workspace if request.is_user_namespace else -1
             helper = mount_helper.MountHelper(stream, request.sandbox, whole)

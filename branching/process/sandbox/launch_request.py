@@ -7,7 +7,7 @@ The way from the caller inwards is trusted, so pickle may serve. The way back is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from branching.process.sandbox.config import Sandbox
 
@@ -15,8 +15,7 @@ HERE = b"here"
 """What a process that is ready says at the gate; anything else is why it is not."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
+class Request(NamedTuple):
     """One process to be started in a sandbox."""
 
     sandbox: Sandbox

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 from branching._linux import syscalls
 
 _ROW = re.compile(rb"^(CapEff|SigIgn|Umask):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParentState:
+class ParentState(NamedTuple):
     """This program, at the moment."""
 
     umask: int
