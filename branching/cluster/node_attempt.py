@@ -261,5 +261,5 @@ def _pickled(answer: CandidateResult) -> bytes:
                 hint="return a bool, or a pair of a bool and a score",
             )
         return pickle.dumps(
-            replace(answer, success=False, value=None, exception=error, exit_code=1)
+            answer._replace(success=False, value=None, exception=error, exit_code=1)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from branching.fs import Branch, Workspace
@@ -94,7 +94,7 @@ def run_attempt(
                     value = runner.consult(attempt, work.evaluate, attempt.path)
                     try:
                         score = checked_score(value)
-                        attempt.answer = replace(attempt.answer, score=score)
+                        attempt.answer = attempt.answer._replace(score=score)
                         runner.rate(attempt, score)
                     except ValueError as error:
                         runner.fail(attempt, error)

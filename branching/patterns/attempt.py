@@ -148,8 +148,8 @@ def with_end(answer: CandidateResult, task: Task) -> CandidateResult:
         # The function cannot see why the process that it started failed.
         reason = f"out of memory: a process that it started was killed ({ended.reason})"
         ended = replace(ended, how="oom", reason=reason)
-        answer = replace(answer, error=answer.error or reason)
-    return replace(answer, ended=ended, exit_code=ended.exit_code or answer.exit_code)
+        answer = answer._replace(error=answer.error or reason)
+    return answer._replace(ended=ended, exit_code=ended.exit_code or answer.exit_code)
 
 
 def ends_when_cancelled(function: Callable[..., object]) -> bool:

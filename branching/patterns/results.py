@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import branching
 from branching.fs import Branch, Change, DiffSummary
@@ -81,8 +81,7 @@ class SpeculationOutcome:
     """Whether the time limit expired before the call had a winner."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CandidateResult:
+class CandidateResult(NamedTuple):
     """A candidate's return value, after interpretation."""
 
     success: bool

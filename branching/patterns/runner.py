@@ -29,7 +29,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -428,7 +427,7 @@ class Runner:
         answer = with_end(read(reject_coroutines(self._call(candidate, task, args))), task)
         if task.is_cancelled or (answer.success and wins_at_once):
             return answer  # a cancelled candidate must not delay the winner
-        return replace(answer, changes=_summary(task.attempt.branch))
+        return answer._replace(changes=_summary(task.attempt.branch))
 
     def _open(self, attempt: Attempt) -> None:
         """Creates the branch of an attempt."""
