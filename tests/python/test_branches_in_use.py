@@ -88,7 +88,9 @@ def running(project: Path, kind: str) -> Iterator[tuple[subprocess.Popen[str], s
             process.stdin.write(mcp_messages("work"))
             process.stdin.flush()
         until(
-            lambda: process.poll() is not None or changed(project, "other"),
+            lambda: (
+                process.poll() is not None or any(project.glob(".branching/layers/*/upper/other"))
+            ),
             "the first part of the command",
         )
         assert process.poll() is None, "it ended by itself"
