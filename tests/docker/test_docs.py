@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -184,6 +185,35 @@ def test_the_readmes_program_commits_its_first(image: str, place: Path) -> None:
     inside = [*command, "--root", "exec", "sh", "-c", ELSEWHERE]
     done = subprocess.run(inside, input=program, capture_output=True, text=True, timeout=DOCUMENT_SECONDS)
     assert (done.returncode, done.stdout) == (0, "True 0\n"), done.stderr
+
+
+def normal(output: str, wrapper: str) -> str:
+    """Returns output with the wrapper's command as that of the native one, and without ids of branches."""
+    return re.sub(r"\b(run|speculate)-[0-9a-f]{8}\b", r"\1-ID", output.replace(wrapper, "branching"))
+
+
+def test_the_readmes_sessions_print_the_same_through_the_wrapper(image: str, place: Path) -> None:
+    """In a copy of examples/race: each command, with the wrapper in the place of `branching`."""
+    directory = place / "race"
+    shutil.copytree(ROOT / "examples" / "race", directory)
+    for path in (directory, *directory.iterdir()):
+        os.chown(path, 1000, 1000)
+    sessions = "".join(block.text for block in blocks(ROOT / "README.md") if block.kind == "console")
+    steps = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", sessions, re.MULTILINE)
+    assert len(steps) > 4
+    for command, shown in steps:
+        words = re.sub(r"^branching ", f"{WRAPPER} --image {image} ", command)
+        done = subprocess.run(
+            ["sh", "-c", words],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DOCUMENT_SECONDS,
+        )
+        said = f"branching-docker -w {directory}"
+        assert normal(done.stdout, said) == normal(shown, said), command
 
 
 def test_nothing_escapes() -> None:
