@@ -188,7 +188,9 @@ class QueueThread:
         try:
             self._queue.put_nowait(function)
         except queue.Full:
-            raise RuntimeError(f"{self._queue.qsize()} calls wait already; try later") from None
+            raise RuntimeError(
+                f"{self._queue.qsize()} calls are queued already; try later"
+            ) from None
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()

@@ -165,7 +165,7 @@ fn admit(
     let peer = rustix::net::sockopt::socket_peercred(stream).at("the control socket")?.uid.as_raw();
     let allowed = [0, rustix::process::geteuid().as_raw(), workspace.owner().0];
     if !allowed.contains(&peer) {
-        return Err(Error::Usage(format!("user {peer} may not control this workspace")));
+        return Err(Error::Usage(format!("user {peer} is not allowed to control this workspace")));
     }
     slots.take(peer, stream).ok_or_else(|| {
         Error::Usage(format!(

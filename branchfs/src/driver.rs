@@ -49,7 +49,7 @@ pub(crate) fn choose(
         return Ok(fuse("fuse was asked for".to_owned()));
     }
     let against = if !circumstances.has_first_winner {
-        Err("it serves the policy first-winner alone".to_owned())
+        Err("it supports only the policy first-winner".to_owned())
     } else if circumstances.is_store_elsewhere {
         Err("the store is not on the base's file system".to_owned())
     } else if circumstances.has_control_files {

@@ -235,7 +235,7 @@ fn a_base_in_which_upper_and_lower_case_are_one_is_refused_and_left_as_it_was() 
     let Err(refused) = Workspace::open(&base.mountpoint, None, Settings::default()) else {
         panic!("it was mounted")
     };
-    assert!(refused.to_string().contains("does not tell upper from lower case"), "{refused}");
+    assert!(refused.to_string().contains("does not distinguish upper and lower case"), "{refused}");
     let left: Vec<OsString> =
         fs::read_dir(&base.mountpoint).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["file"]);

@@ -442,7 +442,7 @@ fn run(command: Command) -> Result<()> {
         Command::Prune { keep, mountpoint } => {
             let request = protocol::Prune { keep: Some(keep) };
             let pruned = client::request(&mountpoint, request)?;
-            show(&format!("{} commits forgotten, {} bytes", pruned.removed, pruned.bytes))
+            show(&format!("{} commits removed, {} bytes", pruned.removed, pruned.bytes))
         }
         Command::Diff(arguments) => cli::diff(&arguments),
         Command::Export(arguments) => cli::export(&arguments),

@@ -524,8 +524,8 @@ fn names_are_checked_and_branches_hidden_from_listings() {
     let mount = Mount::over(|base| fs::write(base.join("file"), "").unwrap());
     for (name, reason) in [
         ("", "it is empty"),
-        ("..", "it means a directory itself"),
-        ("main", "it is the root branch's"),
+        ("..", "it is the name of a directory itself"),
+        ("main", "it is reserved for the root branch"),
         ("@x", "it begins with @"),
         ("a/b", "it contains a slash"),
         ("a\nb", "it contains a newline"),

@@ -345,7 +345,7 @@ fn what_others_changed_before_a_veil_was_deleted_is_drift() {
     shell(&mount.base(), "chmod 600 file");
     let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
     let said = refusal(&run(&mount, &["redo"]));
-    assert!(said.contains("others changed what it left"), "{said}");
+    assert!(said.contains("its paths were changed since"), "{said}");
     assert!(said.lines().any(|line| line.trim() == "file"), "{said}");
     assert!(!said.contains("d/file"), "{said}");
 }

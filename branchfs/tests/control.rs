@@ -64,7 +64,7 @@ fn another_user_is_refused_and_the_owner_of_the_base_is_not() {
         command.arg(&program).args(["create", name]).arg(mount.mountpoint()).output().unwrap()
     };
     let refused = common::refusal(&create("65534", "theirs"));
-    assert!(refused.contains("user 65534 may not control this workspace"), "{refused}");
+    assert!(refused.contains("user 65534 is not allowed to control this workspace"), "{refused}");
     succeed(&create("1000", "own"));
     let list = mount.run(&["list"], &[]);
     assert!(!String::from_utf8(list.stdout).unwrap().contains("theirs"));

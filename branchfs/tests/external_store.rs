@@ -123,7 +123,7 @@ fn a_refused_commit_leaves_no_copy() {
     shell(&mount.create("work"), "echo mine > d/file");
     shell(&mount.base(), "echo theirs, longer > d/file");
     assert!(
-        refusal(&mount.run(&["commit", "work"], &[])).contains("the base was changed by others")
+        refusal(&mount.run(&["commit", "work"], &[])).contains("the base was changed directly")
     );
     assert_eq!(names(&mount.base().join(".branching/layers")), [""; 0]);
     succeed(&mount.run(&["commit", "--force", "work"], &[]));
@@ -148,7 +148,7 @@ fn a_store_belongs_to_one_base_and_a_base_finds_its_store() {
     let aside = store.with_extension("aside");
     fs::rename(&store, &aside).unwrap();
     let said = refusal(&mount.run(&["mount", "--base"], &[&mount.base()]));
-    assert!(said.contains("which is not there"), "{said}");
+    assert!(said.contains("which is missing"), "{said}");
     fs::rename(&aside, &store).unwrap();
     mount.mount();
     mount.commit("work");

@@ -51,11 +51,11 @@ const DAMAGES: [(&str, &str, bool); 17] = [
     ("mkdir -p layers/5/upper", "no branch has this layer", true),
     ("mkdir -p layers/5/upper/work", "the next mount sets it aside", false),
     ("rm -r journal", "the directory is missing", true),
-    ("mkdir journal/9; echo torn > journal/9/plan.new", "never decided", true),
+    ("mkdir journal/9; echo torn > journal/9/plan.new", "an incomplete transaction", true),
     ("chown 12345 branches/log", "belongs to user 12345", true),
     ("chown 12345 layers/$LAYER", "belongs to user 12345", true),
     ("printf '{\"id\":8' >> branches/log", "cut off", true),
-    ("echo '{' >> branches/log", "no JSON", false),
+    ("echo '{' >> branches/log", "not JSON", false),
     ("sed -i 's/\"name\"/\"nom\"/' branches/log", "lacks an id, a name", false),
     (
         "grep name branches/log | tail -n 1 | sed 's/\"id\":[0-9]*/\"id\":8/' > 8; cat 8 >> branches/log; rm 8",

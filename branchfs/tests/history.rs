@@ -160,7 +160,7 @@ fn what_others_changed_since_is_listed_and_nothing_is_undone() {
         shell(&mount.base(), change);
         let changed = snapshot(&mount.base());
         let said = refusal(&mount.run(&["undo"], &[]));
-        assert!(said.contains("others changed what it left"), "{case}: {said}");
+        assert!(said.contains("its paths were changed since"), "{case}: {said}");
         assert!(said.lines().any(|line| line.trim() == path), "{case}: {said}");
         assert_same(&snapshot(&mount.base()), &changed, case);
     }

@@ -636,8 +636,8 @@ impl Family {
             (outline(&self.member(at).tree), outline(&above), &self.member(at).origin);
         if !done.status.success() {
             let by_reading = self.policy == "serializable"
-                && said.contains("others committed changes of what it read");
-            let by_writing = said.contains("others committed changes of the same paths");
+                && said.contains("another commit since the fork changed files that it read");
+            let by_writing = said.contains("another commit since the fork changed the same paths");
             if self.is_full && said.contains("No space left") {
                 return;
             }

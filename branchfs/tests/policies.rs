@@ -109,7 +109,7 @@ fn a_branch_works_on_in_its_snapshot_after_others_have_committed() {
          echo twin >>kept/twin; test \"$(cat kept/file)\" = $'old\\ntwin'; test \"$(stat -c %h kept/file)\" = 2; ls new | grep -qx mine",
     );
     let said = refusal(&mount.run(&["commit", "late"], &[]));
-    assert!(said.contains("others committed changes of the same paths"), "{said}");
+    assert!(said.contains("another commit since the fork changed the same paths"), "{said}");
     for path in ["new", "file", "gone", "moved", "replaced/old", "kept/file"] {
         assert!(said.lines().any(|line| line.trim() == path), "{path}: {said}");
     }
@@ -193,7 +193,10 @@ fn a_branch_that_writes_only_after_the_others_commit_meets_it_too() {
         mount.commit("one");
         shell(&two, second);
         let said = refusal(&mount.run(&["commit", "two"], &[]));
-        assert!(said.contains("others committed changes of the same paths"), "{first}: {said}");
+        assert!(
+            said.contains("another commit since the fork changed the same paths"),
+            "{first}: {said}"
+        );
     }
 }
 
@@ -220,7 +223,7 @@ fn what_was_read_must_be_unchanged_where_it_is_serializable() {
             match path.filter(|_| policy == "serializable") {
                 Some(path) => {
                     let said = refusal(&mount.run(&["commit", "two"], &[]));
-                    assert!(said.contains("changes of what it read"), "{case}: {said}");
+                    assert!(said.contains("changed files that it read"), "{case}: {said}");
                     assert!(said.lines().any(|line| line.trim() == path), "{case}: {said}");
                     succeed(&mount.run(&["commit", "--force", "two"], &[]));
                 }
@@ -240,7 +243,7 @@ fn reads_are_remembered_by_a_later_mount() {
     mount.mount_with(&["--policy", "serializable"]);
     shell(&one, "echo 1 >file");
     mount.commit("one");
-    assert!(refusal(&mount.run(&["commit", "two"], &[])).contains("changes of what it read"));
+    assert!(refusal(&mount.run(&["commit", "two"], &[])).contains("changed files that it read"));
 }
 
 #[test]
@@ -408,13 +411,13 @@ fn commits_that_the_history_forgot_are_no_drift_to_those_who_live_on() {
     mount.mount_with(&["--policy", "snapshot", "--history", "1"]);
     mount.commit("undone");
     let said = refusal(&mount.run(&["commit", "pruned"], &[]));
-    assert!(said.contains("others committed changes of the same paths"), "{said}");
+    assert!(said.contains("another commit since the fork changed the same paths"), "{said}");
     shell(&mount.base(), "echo edited >apart/mine");
     let late = mount.create("late");
     shell(&late, "echo late >apart/mine");
     shell(&mount.base(), "echo edited again >apart/mine");
     let said = refusal(&mount.run(&["commit", "late"], &[]));
-    assert!(said.contains("the base was changed by others"), "{said}");
+    assert!(said.contains("the base was changed directly"), "{said}");
 }
 
 #[test]

@@ -248,7 +248,7 @@ def openat2(
             return file
         if (code := ctypes.get_errno()) not in (errno.EAGAIN, errno.EINTR):
             raise OSError(code, os.strerror(code), str(path))
-    raise OSError(errno.EAGAIN, "its directories are renamed all the time", str(path))
+    raise OSError(errno.EAGAIN, "its directories are being renamed by another process", str(path))
 
 
 def set_filesystem_ids(uid: int, gid: int) -> tuple[int, int]:

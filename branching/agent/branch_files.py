@@ -83,9 +83,11 @@ class BranchFiles:
         text = self.read_bytes(path).decode()
         count = text.count(old) if old else 0
         if count == 0:
-            raise ValueError(f"the text is not in {path}")
+            raise ValueError(f"the text does not occur in {path}")
         if count > 1 and not replace_all:
-            raise ValueError(f"the text is {count} times in {path}: give more of it")
+            raise ValueError(
+                f"the text occurs {count} times in {path}: include more of the lines around it"
+            )
         self._tree.write(path, text.replace(old, new).encode())
         return count
 

@@ -135,7 +135,7 @@ class Ledger:
                 ledger, around = self._outer
                 ledger.charge(around, used)
             if used.usd is None:
-                self._refuse_price(account, "of a request was not told")
+                self._refuse_price(account, "of a request was not reported")
             _refuse_more(account.limits, account.spent, "branch", f"branch {branch_id}")
             _refuse_more(self.total, self._spent(), "aggregate", "the fork")
 
@@ -151,7 +151,9 @@ class Ledger:
         with self._lock:
             from_, to = self._accounts[giver], self._accounts[taker]
             if from_.limits.usd is None or to.limits.usd is None or usd < 0:
-                raise ValueError("both branches need a budget in money, and the sum a sign of +")
+                raise ValueError(
+                    "both branches need a budget in dollars, and the amount must be positive"
+                )
             left = from_.limits.usd - ((from_.spent + from_.reserved).usd or 0.0)
             if usd > left + _ROUNDING_USD:
                 raise ValueError(f"branch {giver} has {_money(left)} left, not {_money(usd)}")
@@ -188,8 +190,8 @@ class Ledger:
         for limits, scope in ((account.limits, "branch"), (self.total, "aggregate")):
             if limits.usd is not None:
                 raise UnknownPriceError(
-                    f"the price {what}, so the budget of {_money(limits.usd)} cannot be kept{done}."
-                    " Give a price, a budget in tokens or requests, or "
+                    f"the price {what}, so the budget of {_money(limits.usd)} cannot be "
+                    f"enforced{done}. Give a price, a budget in tokens or requests, or "
                     'unknown_price="ignore"',
                     scope="aggregate" if scope == "aggregate" else "branch",
                     limit="usd",

@@ -128,8 +128,8 @@ class CommandRunner:
             raise ProcessBranchError(ended.reason)
         if not self._has_told and (limits := self._told_limits()):
             raise ProcessBranchError(
-                f"it told nothing on descriptor 3 of what it spent, so its budget "
-                f"({', '.join(limits)}) was not kept"
+                "it reported no usage on file descriptor 3, which is required for its budget "
+                f"({', '.join(limits)})"
             )
         return RunOutcome(history=told, output=ended, final_message=printed.text)
 
@@ -137,7 +137,9 @@ class CommandRunner:
         """Adds a line to the program's steer file. The program may not read it."""
         label = self._branch.spec.label
         if self._words is None:
-            raise ForkStateError(f"branch {label!r} is a program that has no steer file now")
+            raise ForkStateError(
+                f"branch {label!r} cannot receive messages now: it has no message file"
+            )
         append_message(self._words, label, text)
 
     async def stop(self) -> None:
@@ -198,7 +200,7 @@ class CommandRunner:
         try:
             used = usage_in(line)
         except ValueError as error:
-            show(f"branching: descriptor 3 is for what was spent; {error}\n".encode())
+            show(f"branching: file descriptor 3 is for usage reports; {error}\n".encode())
             return
         self._has_told = True
         try:
@@ -232,7 +234,7 @@ def usage_in(line: str) -> Usage:
     for name, value in told.items():
         is_number = isinstance(value, int if name != "usd" else (int, float))
         if isinstance(value, bool) or not is_number or not 0 <= value < math.inf:
-            raise ValueError(f"{name} is a number from 0 on, not {value!r}")
+            raise ValueError(f"{name} must be a number of 0 or more, not {value!r}")
     usd = told.get("usd")
     return Usage(
         usd=None if usd is None else float(usd),

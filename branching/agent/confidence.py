@@ -50,7 +50,7 @@ class Confidence:
     def __post_init__(self) -> None:
         unknown = set(self.weights) - set(WEIGHTS) - set(self.signals)
         if unknown:
-            raise ValueError(f"weights for signals that nobody measures: {sorted(unknown)}")
+            raise ValueError(f"weights for unknown signals: {sorted(unknown)}")
 
     def heuristic(self, signals: ConfidenceSignals) -> float:
         """Returns the weighted sum of the signals."""

@@ -216,7 +216,7 @@ class ForkCoordinator(ForkRuns, Resolver):
         """
         kind, _, branch_id = action.partition(":")
         if kind != "pick":
-            raise ValueError(f"{action!r} is no way to merge: pick:<branch id>")
+            raise ValueError(f"unknown action {action!r}; use pick:<branch id>")
         options = options or MergeOptions()
         winner = self._known(branch_id)
         self._open()
@@ -250,7 +250,7 @@ class ForkCoordinator(ForkRuns, Resolver):
                 raise ForkStateError("there is no automatic merge to override")
             session, branch = self._overridable, self._known(branch_id)
             if branch_id == session.fork.winner:
-                raise ForkStateError(f"branch {branch_id} is what was merged")
+                raise ForkStateError(f"branch {branch_id} is the merged branch")
             history, override = _winning_history(branch), session.override
             report = FlushReport()
             if override is not None:
@@ -344,7 +344,7 @@ class ForkCoordinator(ForkRuns, Resolver):
         """
         state = await run_in_thread(lambda: store.get(fork_id))
         if state is None:
-            raise ValueError(f"there is no fork {fork_id!r} to be resumed")
+            raise ValueError(f"there is no fork {fork_id!r} to resume")
         if place is None and state.workspace is not None:
             place = await run_in_thread(lambda: place_of(state))
         made = cls(runner=runner, place=place, store=store, depth=state.depth, **options)
@@ -426,7 +426,7 @@ class ForkCoordinator(ForkRuns, Resolver):
             branches = list(session.fork.branches.values())
             kept = await run_in_thread(lambda: keep_patches(place.workspace, branches))
         for name in kept:
-            add_note(error, f"what branch {name} changed is kept: branching log --patch {name}")
+            add_note(error, f"the changes of branch {name} are saved: branching log --patch {name}")
 
     async def __aenter__(self) -> ForkCoordinator:
         """Returns the coordinator. The end of the block ends an open fork: by `aclose`, or by
@@ -509,14 +509,19 @@ class ForkCoordinator(ForkRuns, Resolver):
         if not self.is_resolved:
             raise ForkStateError("a fork is open: merge or abort it first")
         if len(specs) > self.max_branches:
-            raise ForkBranchLimitError(f"{len(specs)} branches; at most {self.max_branches}")
+            raise ForkBranchLimitError(f"{len(specs)} branches; the maximum is {self.max_branches}")
         if self.depth >= self.max_depth:
-            raise ForkDepthLimitError(f"the parent is {self.depth} forks deep, the most there is")
+            raise ForkDepthLimitError(
+                f"the parent is {self.depth} forks deep, which is the maximum"
+            )
 
     async def _check_files(self) -> None:
         if (target := await self.cut_off_rewind()) is not None:
             raise ForkStateError(
-                f"a process died while it rewound to checkpoint {target}: the files may be between",
+                (
+                    f"a process died during a rewind to checkpoint {target}: the files may be in "
+                    "a mixed state"
+                ),
                 hint="rewind to that checkpoint, or to another one, first",
             )
 
@@ -532,5 +537,5 @@ def _winning_history(winner: BranchRuntime) -> History:
         ) from winner.failure
     history = winner.current_history()
     if not history:
-        raise ForkStateError(f"branch {winner.id} was stopped before it said anything")
+        raise ForkStateError(f"branch {winner.id} was stopped before it produced a message")
     return history

@@ -31,7 +31,7 @@ BUSY_SECONDS_MAX = 30.0
 def place_of_database(workspace: Workspace) -> Path:
     """Returns where a workspace has its database. ForkStoreError if it keeps no directory."""
     if workspace.store is None:
-        raise ForkStoreError(f"{workspace.root} keeps its branches in no directory")
+        raise ForkStoreError(f"{workspace.root} has no store directory")
     return workspace.store / DIRECTORY / NAME
 
 

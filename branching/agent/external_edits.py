@@ -56,4 +56,4 @@ def describe_edits(paths: list[str]) -> str:
         return ""
     more = f"\n… and {len(paths) - _LISTED_MAX} more" if len(paths) > _LISTED_MAX else ""
     listed = "\n".join(f"- {path}" for path in paths[:_LISTED_MAX])
-    return f"Somebody else has changed these files since your last step:\n{listed}{more}"
+    return f"These files were changed outside of this run since your last step:\n{listed}{more}"

@@ -238,4 +238,4 @@ def check_specs(specs: Sequence[BranchSpec]) -> None:
     if not all(labels):
         raise ValueError("each branch needs a label")
     if repeated := [label for label in labels if labels.count(label) > 1]:
-        raise ValueError(f"labels must differ: {repeated[0]!r} is there twice")
+        raise ValueError(f"labels must differ: {repeated[0]!r} is used twice")

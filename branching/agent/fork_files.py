@@ -138,8 +138,11 @@ class ForkFiles:
         plan = self.plan(winner, options)
         if plan.conflicts and options.on_conflict == "fail":
             raise MergeConflictError(
-                f"nothing was merged: others changed {_some(plan.conflicts)} since the fork",
-                hint='choose on_conflict "keep", "theirs" or "merge3", or leave these paths out',
+                (
+                    f"nothing was merged: the workspace also changed {_some(plan.conflicts)} "
+                    "since the fork"
+                ),
+                hint=('choose on_conflict "keep", "theirs" or "merge3", or exclude these paths'),
                 paths=plan.conflicts,
             )
         return plan
@@ -169,7 +172,9 @@ class ForkFiles:
                 raise
             raise BranchStaleError(
                 "nothing was merged: another branch of the workspace was committed since the fork",
-                hint='abort the fork; where others commit meanwhile, mount with policy="snapshot"',
+                hint=(
+                    'abort the fork; if others commit concurrently, mount with policy="snapshot"'
+                ),
                 branch=winner.name,
             ) from error
 
@@ -181,7 +186,10 @@ class ForkFiles:
         """
         if self._is_stuck:
             raise ConflictError(
-                "others changed files at the end of a merge: what is merged can only land",
+                (
+                    "files changed in the workspace while the merge was completed: only the "
+                    "merged files can be committed"
+                ),
                 hint='merge the same branch again, with own="skip" to keep theirs, or own="force"',
             )
         if self.parent.diff():
@@ -261,7 +269,7 @@ class ForkFiles:
     def _refuse_news(self, now: Plan, then: Plan) -> None:
         if news := sorted({*now.conflicts}.difference(then.conflicts)):
             raise ConflictError(
-                f"nothing was merged: others changed {_some(tuple(news))} during the merge",
+                f"nothing was merged: the workspace changed {_some(tuple(news))} during the merge",
                 hint="the fork is open: merge again",
                 paths=tuple(news),
             )

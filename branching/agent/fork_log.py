@@ -196,7 +196,7 @@ class _Run:
     def pause(self, *, is_on: bool = True) -> None:
         if not getattr(self._branch.runner, "can_pause", False):
             name = self._branch.spec.label
-            raise BranchError(f"{name} cannot be paused by what runs it; it can be stopped")
+            raise BranchError(f"the runner of {name} cannot pause it; it can be stopped")
 
         async def pause() -> None:
             (self._branch.pause.begin if is_on else self._branch.pause.end)()

@@ -240,8 +240,8 @@ class ForkTools:
             return await self._auto(coordinator, options)
         if not action.startswith("pick:"):
             return (
-                f"merge_or_select failed: {action!r} is no action; "
-                'use "pick:<branch id>", "auto" or "abort"'
+                f'merge_or_select failed: {action!r} is not an action; use "pick:<branch id>", '
+                '"auto" or "abort"'
             )
         return self._merged(await coordinator.merge_or_select(action, options))
 

@@ -40,7 +40,7 @@ class _CallableRunner:
         return RunOutcome(history=answered, output=result, final_message=result)
 
     def steer(self, text: str) -> None:  # noqa: ARG002
-        raise ForkStateError("this run cannot be told anything before it ends")
+        raise ForkStateError("this run cannot receive messages before it ends")
 
     async def stop(self) -> None:
         """Nothing: the task is cancelled, and marked processes are killed, by the coordinator."""

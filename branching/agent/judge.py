@@ -166,8 +166,7 @@ class Panel:
     def _of_model(self, name: str) -> SingleJudge:
         if self._model_judge is None:
             raise JudgeError(
-                f"there is no judge, and nothing here can ask the model {name!r}; "
-                "nothing was merged",
+                f"there is no judge for the model {name!r}; nothing was merged",
                 hint="pass judge=CALLABLE, or pick a branch yourself",
             )
         return self._model_judge(name)
@@ -290,7 +289,7 @@ async def vote(judges: Sequence[SingleJudge], case: JudgeCase) -> Opinion:
             raise failure
     if not opinions:
         raise JudgeError(
-            f"no judge of the vote judged ({failures[0]}); nothing was merged"
+            f"no judge of the vote gave a verdict ({failures[0]}); nothing was merged"
         ) from failures[0]
     verdict = majority([opinion.verdict for opinion in opinions])
     absent = [f"a judge gave no verdict: {failure}" for failure in failures]

@@ -119,7 +119,7 @@ def make_plan(sides: Sides, options: MergeOptions) -> Plan:
             hint="select others; the branch still has all of its changes",
         )
     if unknown := sorted({*options.hunks}.difference(chosen)):
-        raise ValueError(f"the winner has no change of {unknown[0]} that is to be merged: no hunks")
+        raise ValueError(f"the winner has no changes of {unknown[0]} to merge: it has no hunks")
     for path in chosen:
         is_touched = _is_touched(path, sides)
         overlaps = overlaps or is_touched or _is_newer(path, sides)
@@ -247,7 +247,7 @@ def _same(path: str, sides: Sides) -> bool:
 def _chosen_hunks(path: str, sides: Sides, options: MergeOptions) -> bytes:
     before, after = _text(sides.base, path), _text(sides.winner, path)
     if after is None:
-        raise ValueError(f"{path} is no text in the winner: it has no hunks")
+        raise ValueError(f"{path} is not text in the winner: it has no hunks")
     return with_hunks(before or "", after, options.hunks[path]).encode()
 
 

@@ -94,8 +94,10 @@ class Override:
         except OSError as error:
             made.forget()
             raise ForkStoreError(
-                f"what an override takes cannot be kept: {error}",
-                hint='nothing was merged; merge it by "pick:<branch id>", which keeps none',
+                f"the state for an override cannot be saved: {error}",
+                hint=(
+                    'nothing was merged; merge with "pick:<branch id>", which saves no such state'
+                ),
                 path=str(made._home),
             ) from error
         except BaseException:
@@ -116,7 +118,7 @@ class Override:
             return None
         except (OSError, TypeError, ValueError) as error:
             raise ForkStoreError(
-                f"what was kept for an override cannot be read: {error}", path=str(home)
+                f"the saved state for an override cannot be read: {error}", path=str(home)
             ) from error
         return cls(fork_id, place, home / fork_id, record)
 
@@ -135,7 +137,7 @@ class Override:
         """Puts the files to what they were before the winner, and then to the branch's."""
         place, record = self._place, self._record
         if branch_id == record.winner:
-            raise ForkStateError(f"branch {branch_id} is what was merged")
+            raise ForkStateError(f"branch {branch_id} is the merged branch")
         if not (self._home / branch_id).exists():
             raise ForkStateError(f"branch {branch_id} has no files of its own")
         name = f"{self.fork_id}.override"
@@ -145,7 +147,7 @@ class Override:
         assert before is not None, "it was kept before the merge"
         # The merge may have been undone already: by the user, or by an interrupted override.
         if now not in (self._mark(_AFTER), before, self._mark(_BETWEEN)):
-            raise ConflictError("files were changed since the merge: it cannot be taken back")
+            raise ConflictError("files were changed since the merge: it cannot be reverted")
         self._check(branch_id)
         if now == self._mark(_AFTER):
             place.restore(before)

@@ -126,7 +126,10 @@ class ParentWorkspace:
                 return changes
             if not reaches:
                 raise CommitError(
-                    "the files are as they were: the history of commits does not reach back so far",
+                    (
+                        "the files were not changed: the history of commits does not reach that "
+                        "far back"
+                    ),
                     hint="mount with a longer history: branchfs mount --history N",
                 )
             is_back = last > commit_id

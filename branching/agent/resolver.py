@@ -69,7 +69,7 @@ class Resolver(ForkView):
         if running:
             await asyncio.wait(running)
         if not any(can_win(branch) for branch in branches):
-            raise ForkStateError("no branch can win: all have failed or said nothing")
+            raise ForkStateError("no branch can win: all have failed or produced no message")
         judgement = await self._judged(strategy)
         verdict = judgement.verdict
         winner = self.branches.get(verdict.winner_branch_id)

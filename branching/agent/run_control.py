@@ -28,7 +28,8 @@ class ForkRuns(ForkView):
             session, branch = self._open(), self._known(branch_id)
             if branch.status.state != "done":
                 raise ForkStateError(
-                    f"branch {branch_id} is {branch.status.state}; only one that is done goes on"
+                    f"branch {branch_id} is {branch.status.state}; only a branch that is done "
+                    "can continue"
                 )
             self.judged.clear()
             assert session.supervisor is not None, "an open fork is attended"
@@ -76,7 +77,9 @@ class ForkRuns(ForkView):
         not run."""
         branch = self._known(branch_id)
         if not branch.is_running or branch.runner is None:
-            raise ForkStateError(f"branch {branch_id} is {branch.status.state}: it hears nothing")
+            raise ForkStateError(
+                f"branch {branch_id} is {branch.status.state} and cannot receive messages"
+            )
         branch.runner.steer(text)
 
     def answer(self, branch_id: str, request: ApprovalRequest, answer: Answer) -> None:

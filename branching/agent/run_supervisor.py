@@ -170,7 +170,7 @@ class RunSupervisor:
             self._on_state()
         except Exception as failure:
             # The run has ended whatever becomes of the record of it.
-            branch.touch(error=f"{error or ''} (its state was not kept: {failure})".strip())
+            branch.touch(error=f"{error or ''} (its state was not saved: {failure})".strip())
 
 
 def _refusal(error: BaseException | None) -> BudgetExhausted | None:

@@ -11,7 +11,7 @@ from branching.cli.workspace import opened_workspace
 def abort(
     name: BranchArgument, workspace: WorkspaceOption = None, json: JsonOption = False
 ) -> None:
-    """Drop a branch that was kept, with all it holds and its children.
+    """Drop an open branch, with all its changes and its child branches.
 
     Example: branching abort run-1a2b3c4d
     """

@@ -79,7 +79,7 @@ _GROUPS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "speculate": (speculate, "Race several commands; commit the first that succeeds."),
         "best-of-n": (best_of_n, "Run a command N times; commit the best success."),
         "reflexion": (reflexion, "Retry a command with the critique of the failed attempt."),
-        "cascaded": (cascaded, "Run waves of attempts that widen."),
+        "cascaded": (cascaded, "Run waves of attempts, each wider than the last."),
         "tournament": (tournament, "Run N attempts; a judge compares them in pairs."),
         "beam-search": (beam_search, "Keep the best few candidates of each level and expand them."),
         "tree-of-thoughts": (tree_of_thoughts, "Refine the best candidate of each level."),
@@ -170,10 +170,10 @@ def branching(
     policy: Annotated[
         Policy | None,
         typer.Option(
-            help="What a commit means for the siblings of the branch, where the command mounts the "
-            "directory: first-winner makes them stale; snapshot lets those go on that wrote other "
-            "paths; serializable also looks at what they read. [default: $BRANCHFS_POLICY, or "
-            "first-winner]",
+            help="Conflict policy for sibling branches, if the command mounts the directory: "
+            "after a commit, first-winner makes them stale; snapshot keeps those that wrote "
+            "other paths; serializable also checks what they read. [default: "
+            "$BRANCHFS_POLICY, or first-winner]",
             show_default=False,
         ),
     ] = None,

@@ -38,7 +38,7 @@ def attempt(
         list[Path] | None,
         typer.Option(
             metavar="LAYER",
-            help="A layer to start from, over the base and the layers before it. Repeatable.",
+            help="Layer to start from, applied on top of the base and earlier layers. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -46,12 +46,18 @@ def attempt(
         Path | None,
         typer.Option(
             metavar="LAYER",
-            help="A new file for the layer: what the command changed. There is none if it fails.",
+            help=(
+                "New file for the layer, which holds the command's changes. It is not written if "
+                "the command fails."
+            ),
             show_default=False,
         ),
     ] = None,
     index: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Number of the attempt: BRANCHING_ATTEMPT.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Number of the attempt, passed on as BRANCHING_ATTEMPT."
+        ),
     ] = 0,
     evaluate: EvaluateOption = None,
     timeout: TimeoutOption = None,
@@ -59,18 +65,17 @@ def attempt(
     *,
     limits: LimitOptions,
 ) -> None:
-    """Run a command in a branch of a base, and write what it changed as a layer. Nothing is
-    committed, here or elsewhere.
+    """Run a command in a branch of a base, and write its changes to a layer. Nothing is committed.
 
-    A batch system, or a loop over ssh, can so run attempts on any number of machines. branching
-    load makes a branch of the best layer, where the base is; it refuses a layer that was made
-    against other content. The exit code is that of branching run.
+    A batch system, or a loop over ssh, can run attempts on any number of machines in this way.
+    branching load creates a branch from the best layer on the machine that has the base; it
+    refuses a layer that was made against other content. The exit code is that of branching run.
 
     Example: branching attempt --base base.tar --out 1.tar --index 1 --json -- ./solve.py
     """
     with handle_errors(json=json):
         refuse_in_container(
-            "branching-docker has no way for the base and the layers of an attempt: use branching "
+            "branching-docker cannot mount the base and the layers of an attempt: use branching "
             "on the host, or docker run with -v for their directories"
         )
         if not command:

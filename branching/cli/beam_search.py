@@ -25,11 +25,11 @@ def beam_search(
     *,
     options: SearchOptions,
 ) -> None:
-    """Run candidates, go on from the best few, and so on level by level; commit the best.
+    """Run candidates, keep the best few and expand them, level by level; commit the best.
 
     Candidates write their score to descriptor 3, or --evaluate scores them. The candidates of the
-    next level start from the branch that was expanded and add to it. Exit code: 0 committed, 1 no
-    candidate succeeded at some level, 124 the time was over before one did.
+    next level start from the expanded branch. Exit code: 0 committed, 1 no candidate of a level
+    succeeded, 124 timeout.
 
     Example: branching beam-search -c ./a -c ./b --expand ./next.sh --max-depth 3
     """
@@ -37,7 +37,7 @@ def beam_search(
         if not candidates:
             raise UsageFault("no candidates; give at least one with -c CMD")
         if expand is None:
-            raise UsageFault("a beam search needs --expand CMD, which says what to try next")
+            raise UsageFault("a beam search needs --expand CMD, which prints the next candidates")
 
         from branching.patterns import BeamSearch
 

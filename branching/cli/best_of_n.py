@@ -23,9 +23,9 @@ def best_of_n(
 ) -> None:
     """Run a command N times in parallel branches: commit the success with the highest score.
 
-    The command writes its score to descriptor 3 (echo 0.95 >&3); without one a success is worth
-    1. BRANCHING_ATTEMPT tells it which attempt it is, from 0. Exit code: 0 committed, 1 no
-    attempt succeeded, 124 the time was over before one did.
+    The command writes its score to descriptor 3 (echo 0.95 >&3); without one, a success scores 1.
+    BRANCHING_ATTEMPT is the number of the attempt, from 0. Exit code: 0 committed, 1 no attempt
+    succeeded, 124 timeout.
 
     Example: branching best-of-n -n 5 -- ./solve.py
     """

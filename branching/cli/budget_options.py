@@ -16,7 +16,7 @@ def parse_usd(text: str) -> float:
     try:
         usd = float(text.removeprefix("$"))
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a sum; write 0.50") from None
+        raise typer.BadParameter(f"{text!r} is not an amount; write 0.50") from None
     if not 0 < usd < float("inf"):
         raise typer.BadParameter("a budget must be more than zero")
     return usd
@@ -31,32 +31,35 @@ class BudgetOptions:
         typer.Option(
             metavar="USD",
             parser=parse_usd,
-            help='Dollars that each branch may spend. It tells on descriptor 3: {"usd": 0.02, '
-            '"tokens": 1200}, a line for each request, and is stopped by the line that goes '
-            "beyond. One that tells nothing has failed.",
+            help="Cost limit of each branch in US dollars. The agent reports its usage on file "
+            'descriptor 3, one JSON line for each request: {"usd": 0.02, "tokens": '
+            "1200}. It is stopped as soon as it exceeds the limit; an agent that reports "
+            "nothing counts as failed.",
             show_default=False,
         ),
     ] = None
     budget_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="So too its tokens.", show_default=False),
+        typer.Option(metavar="N", min=1, help="Token limit of each branch.", show_default=False),
     ] = None
     budget_requests: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="So too its requests.", show_default=False),
+        typer.Option(metavar="N", min=1, help="Request limit of each branch.", show_default=False),
     ] = None
     group_budget_usd: Annotated[
         float | None,
         typer.Option(
             metavar="USD",
             parser=parse_usd,
-            help="Dollars that all branches may spend together.",
+            help="Cost limit of all branches together in US dollars.",
             show_default=False,
         ),
     ] = None
     group_budget_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="So too their tokens.", show_default=False),
+        typer.Option(
+            metavar="N", min=1, help="Token limit of all branches together.", show_default=False
+        ),
     ] = None
 
     def each(self, seconds: float | None) -> Budget:

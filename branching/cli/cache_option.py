@@ -61,7 +61,7 @@ def checked_caches(names: Sequence[str], workspace: Workspace) -> tuple[Path, ..
         if not cache.is_dir():
             raise UsageFault(f"--cache {name}: there is no such directory; mkdir -p creates it")
         if why := _why_not(cache, workspace):
-            raise UsageFault(f"--cache {name}: {why}; name a directory that holds a cache alone")
+            raise UsageFault(f"--cache {name}: {why}; name a directory that contains only a cache")
         caches.append(cache)
     return tuple(caches)
 
@@ -78,9 +78,9 @@ def _why_not(cache: Path, workspace: Workspace) -> str | None:
         if home.is_relative_to(cache):
             return "it is the home directory, or contains it"
         if any(cache.is_relative_to(home / name) for name in KEYS_OF_HOME):
-            return "it has keys or settings of the user"
+            return "it contains keys or settings of the user"
     if cache in _SHARED_TMP or len(cache.parts) < _PARTS_MIN:
-        return "it is a directory of the whole machine"
+        return "it is shared by the whole machine"
     if any(cache.is_relative_to(place) for place in _SYSTEM_PLACES):
         return "it belongs to the operating system"
     if socket := _socket_in(cache):

@@ -25,7 +25,7 @@ def cascaded(
         typer.Option(
             metavar="DURATION",
             parser=parse_duration,
-            help="Give up a wave after this long.",
+            help="Time limit of each wave: 90, 90s, 5m.",
             show_default=False,
         ),
     ] = None,
@@ -34,9 +34,9 @@ def cascaded(
 ) -> None:
     """Run a command in waves of parallel branches, each wave wider, until one succeeds.
 
-    BRANCHING_FEEDBACK has how all attempts of the waves before failed: exit code and the end of
-    what they printed. BRANCHING_ATTEMPT counts the attempts, from 0. Exit code: 0 committed, 1
-    all attempts failed, 124 the time was over before one succeeded.
+    BRANCHING_FEEDBACK describes how the attempts of earlier waves failed: exit code and the end
+    of the output. BRANCHING_ATTEMPT is the number of the attempt, from 0. Exit code: 0 committed,
+    1 all attempts failed, 124 timeout.
 
     Example: branching cascaded --fan-out 1,3,9 -- ./agent.py
     """

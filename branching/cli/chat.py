@@ -45,11 +45,11 @@ def chat(
         ),
     ] = None,
 ) -> None:
-    """Talk with an agent that works in the workspace, and fork the conversation into branches, each
-    with its own files and budget. One of them wins.
+    """Chat with an agent that works in the workspace, and fork the conversation into branches.
 
-    /fork creates branches, Tab switches between them, `>>label text` sends a message to one, /merge
-    chooses the winner, Escape stops; /help lists the rest. It needs the extras `tui` and `agent`.
+    Each branch has its own files and budget, and one of them wins. /fork creates branches, Tab
+    switches between them, `>>label text` sends a message to one, /merge chooses the winner,
+    Escape stops; /help lists the rest. It needs the extras `tui` and `agent`.
 
     Example: branching chat --model test
     """

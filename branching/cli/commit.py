@@ -39,16 +39,16 @@ def commit(
         bool,
         typer.Option(
             "--force",
-            help="Where others changed the same paths, take the branch's. A branch in which "
-            "something runs is not committed, also with this option.",
+            help="If the same paths were changed in the workspace, take the branch's version. A "
+            "branch in which a command still runs is refused even then.",
         ),
     ] = False,
     skip: Annotated[
         bool,
         typer.Option(
             "--skip",
-            help="Where others changed the same paths, leave theirs; the branch stays open with "
-            "its own version.",
+            help="If the same paths were changed in the workspace, keep the workspace's version; "
+            "the branch stays open with its own.",
         ),
     ] = False,
     only: Annotated[
@@ -71,8 +71,9 @@ def commit(
     policy: Annotated[
         Policy | None,
         typer.Option(
-            help="What becomes of the siblings: they are stale, or live on and can be committed if "
-            "they wrote, or wrote and read, nothing that is committed now. [default: the mount's]",
+            help="Conflict policy for the siblings: first-winner makes them stale; snapshot "
+            "keeps those that wrote no committed path; serializable keeps those that "
+            "neither wrote nor read one. [default: the mount's]",
             show_default=False,
         ),
     ] = None,
@@ -80,24 +81,24 @@ def commit(
         bool,
         typer.Option(
             "--rebase",
-            help="If a sibling was committed first, fork the branch anew from the workspace's "
-            "present state before the commit. Paths that both changed are a conflict.",
+            help="If the branch is stale, rebase it onto the workspace's present state before "
+            "the commit. Paths that both sides changed are a conflict.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would be committed, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be committed, and change nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Commit a branch that was kept, all or nothing, or some of its paths.
+    """Commit an open branch, all or nothing, or some of its paths.
 
-    The branch is closed, unless changed paths remain: it stays open with these.
+    The branch is closed, unless changed paths remain: it then stays open with these.
 
     Example: branching commit run-1a2b3c4d
     """
     with handle_errors(json=json):
         if force and skip:
-            raise UsageFault("--force and --skip say opposite things; give one of them")
+            raise UsageFault("--force and --skip exclude each other; give one of them")
         with opened_workspace(workspace) as space:
             branch = space.reopen(name)
             changes = branch.commit(

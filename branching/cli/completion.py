@@ -25,9 +25,9 @@ if [[ ${funcstack[1]} == _branching ]]; then _branching_completion "$@"; fi"""
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="The shell to write it for.")] = Shell.bash,
+    shell: Annotated[Shell, typer.Argument(help="The shell to print the script for.")] = Shell.bash,
 ) -> None:
-    """Print a script that completes our commands and options in a shell.
+    """Print a script that completes commands, options and branch names in a shell.
 
     For zsh: branching completion zsh >"${fpath[1]}/_branching"; for fish: branching completion fish
     >~/.config/fish/completions/branching.fish

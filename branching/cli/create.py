@@ -31,8 +31,8 @@ def create(
     """Create a branch and print the path of its directory, for an editor, an agent or a script.
 
     The directory is mounted until branching close, or a reboot. The branch is kept until
-    branching commit or branching abort. A program that works in the directory by its path is not
-    in a sandbox: it can reach other files, too.
+    branching commit or branching abort. A program that uses the directory by its path is not in a
+    sandbox: it can reach other files, too.
 
     Example: branching create idea
     """
@@ -50,8 +50,8 @@ def create(
 def close(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """Unmount what branching create has mounted. Open branches are kept.
 
-    The mount of a directory goes with the last command that uses it. A program that still has its
-    working directory or a file in it keeps it busy, which is an error.
+    A directory is unmounted when the last command that uses it ends. A program that has a file or
+    its working directory there keeps it busy, which is an error.
 
     Example: branching close
     """
@@ -63,7 +63,7 @@ def close(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
         if json:
             print_json("close", base=str(base), mounted=is_mounted)
         elif is_mounted:
-            note(f"other commands use {point}: it is unmounted with the last of them")
+            note(f"other commands use {point}; it is unmounted when the last of them ends")
         else:
             note_result(f"unmounted {base}; its open branches are kept")
 

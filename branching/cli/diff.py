@@ -33,13 +33,13 @@ def diff(
         list[str] | None,
         typer.Argument(
             metavar="[PATH]...",
-            help="Only these files, and what is below these directories.",
+            help="Show only these files and directories.",
             show_default=False,
         ),
     ] = None,
     workspace: WorkspaceOption = None,
     patch: Annotated[
-        bool, typer.Option("-p", "--patch", help="As a patch that git apply takes.")
+        bool, typer.Option("-p", "--patch", help="Print a patch for git apply.")
     ] = False,
     stat: Annotated[bool, typer.Option("--stat", help="Count the lines that changed.")] = False,
     tool: Annotated[
@@ -53,7 +53,7 @@ def diff(
     no_pager: NoPagerOption = False,
     json: JsonOption = False,
 ) -> None:
-    """List what a branch changed: A added, M modified, D deleted, R renamed, T type, m metadata.
+    """List the changes of a branch: A added, M modified, D deleted, R renamed, T type, m metadata.
 
     On a terminal the list is coloured (not with NO_COLOR) and shown in a pager.
 
@@ -61,11 +61,11 @@ def diff(
     """
     with handle_errors(json=json):
         if patch and (stat or json):
-            raise UsageFault("--patch goes with neither --stat nor --json")
+            raise UsageFault("--patch cannot be combined with --stat or --json")
         if patch and paths:
-            raise UsageFault("--patch is of the whole branch; give no paths")
+            raise UsageFault("--patch prints the whole branch; give no paths")
         if tool and (patch or stat or json):
-            raise UsageFault("--tool goes with neither --patch, --stat nor --json")
+            raise UsageFault("--tool cannot be combined with --patch, --stat or --json")
         if patch:
             _show_patch(name, workspace, pager=not no_pager)
             return

@@ -31,7 +31,9 @@ def show(space: Workspace, branch: Branch, changes: list[Change]) -> None:
         )
     files = [change for change in changes if change.kind == "file"]
     if not files:
-        raise UsageFault("it changed no file that could be shown; branching diff lists what it did")
+        raise UsageFault(
+            "no changed file can be shown in an editor; branching diff lists the changes"
+        )
     if len(files) > FILES_MAX:
         raise UsageFault(
             f"{len(files)} files were changed, and at most {FILES_MAX} are opened at once: name "

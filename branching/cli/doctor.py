@@ -52,9 +52,9 @@ class _Fault(Exception):
 
 
 def doctor(json: JsonOption = False) -> None:
-    """Check what branching needs of this machine: each line is ok, or says what to do.
+    """Check what branching needs on this machine. Each line is ok, or says what to do.
 
-    Exit code: 0 everything that is needed works, 1 something is missing.
+    Exit code: 0 all requirements are met, 1 something is missing.
 
     Example: branching doctor
     """

@@ -44,7 +44,7 @@ def export(
         bool,
         typer.Option(
             "--whole",
-            help="Write all that the branch shows, not only what it changed: a base for branching "
+            help="Write all files of the branch, not only its changes: a base for branching "
             "attempt on other machines.",
         ),
     ] = False,
@@ -59,11 +59,11 @@ def export(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write all that a branch changed as an OCI layer: a tar archive with marks for what is gone.
+    """Write the changes of a branch as an OCI layer: a tar archive with whiteouts for deletions.
 
-    The branch stays. branching load makes a branch of the archive, in any workspace. --json needs a
-    FILE for the archive: without one standard output has the archive, and only a failure is
-    reported as JSON.
+    The branch stays open. branching load creates a branch from the archive, in any workspace.
+    --json needs a FILE for the archive: without one, standard output has the archive, and only a
+    failure is reported as JSON.
 
     Example: branching export run-1a2b3c4d -o fix.tar
     """
@@ -71,9 +71,9 @@ def export(
         if output == STANDARD_STREAM:
             output = None
         if output is None and sys.stdout.isatty():
-            raise UsageFault("an archive is nothing for a terminal; give a file with -o FILE")
+            raise UsageFault("refusing to write an archive to the terminal; use -o FILE or a pipe")
         if name is None and not whole:
-            raise UsageFault("no branch is named; --whole without a branch writes all of main")
+            raise UsageFault("name a branch, or use --whole to write all of main")
         with opened_workspace(workspace) as space, _branch(space, name) as branch:
             if output is None:
                 branch.export(sys.stdout.buffer, whole=whole, exclude=exclude or ())

@@ -67,8 +67,9 @@ def fork(
         str | None,
         typer.Option(
             metavar="CMD",
-            help="Run by sh in each branch that succeeded; `auto` finds the project's own. Only a "
-            "branch that passes is merged. Without a judge it is the first that passes.",
+            help="Shell command that tests each branch that succeeded; `auto` finds the "
+            "project's tests. Only a branch that passes is merged: without a judge, the "
+            "first one.",
             show_default=False,
         ),
     ] = None,
@@ -76,24 +77,25 @@ def fork(
         str | None,
         typer.Option(
             metavar="CMD",
-            help="Run by sh to choose: BRANCHING_CASE tells what the branches did, "
-            "BRANCHING_LABELS and BRANCHING_BRANCHES list names and directories, a line each; its "
-            "last line is the winner's name.",
+            help="Shell command that chooses the winner: BRANCHING_CASE describes the branches, "
+            "BRANCHING_LABELS and BRANCHING_BRANCHES list their names and directories, one "
+            "per line. Its last line of output is the winner's name.",
             show_default=False,
         ),
     ] = None,
     pick: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Merge this branch, whoever else succeeds.", show_default=False
+            metavar="NAME", help="Merge this branch, even if others succeed.", show_default=False
         ),
     ] = None,
     on_conflict: Annotated[
         Conflict | None,
         typer.Option(
-            help="A path that was changed in the workspace meanwhile: keep what is there, take the "
-            "branch's (theirs), or merge nothing and leave the fork open (fail). The path is named "
-            "in any case, and the branch's version is in branching log --patch. [default: keep]",
+            help="For a path that was also changed in the workspace: keep the workspace's "
+            "version (keep), take the branch's (theirs), or merge nothing and leave the "
+            "fork open (fail). Such paths are listed, and branching log --patch has the "
+            "branch's version. [default: keep]",
             show_default=False,
         ),
     ] = None,
@@ -101,8 +103,8 @@ def fork(
         str | None,
         typer.Option(
             metavar="ID",
-            help="Go on with a fork whose command was killed, or whose merge was refused: choose "
-            "among its branches that succeeded, as was said then or is said now.",
+            help="Resume a fork whose command was killed or whose merge was refused: choose "
+            "among its successful branches, by the original options or new ones.",
             show_default=False,
         ),
     ] = None,
@@ -110,13 +112,12 @@ def fork(
         bool,
         typer.Option(
             "--rerun",
-            help="With --resume: first run those branches again, from the start, that were cut "
-            "off.",
+            help="With --resume: first run the interrupted branches again from the start.",
         ),
     ] = False,
     drop: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Drop such a fork.", show_default=False),
+        typer.Option(metavar="ID", help="Drop a fork that was left open.", show_default=False),
     ] = None,
     select: MergeSelectOption = None,
     timeout: TimeoutOption = None,
@@ -127,23 +128,24 @@ def fork(
     *,
     budgets: BudgetOptions,
 ) -> None:
-    """Run agents of any kind side by side in branches, compare them, and merge one.
+    """Run agents of any kind in parallel branches, compare them, and merge one.
 
-    The workspace may be changed meanwhile: the merge looks at each path as it was at the fork, as
-    it is now, and as the winner has it. Either one command N times (-- CMD), or several (-c CMD -c
-    CMD). Without a judge and tests the first branch that succeeded wins. Exit code: 0 merged, 1 no
-    branch succeeded, 124 the time was over before one did.
+    The workspace may change in the meantime: the merge compares each path at the fork, now, and
+    in the winner. Give either one command N times (-- CMD), or several (-c CMD -c CMD). Without a
+    judge and tests, the first branch that succeeds wins. Exit code: 0 merged, 1 no branch
+    succeeded, 124 timeout.
 
-    branching ls names a fork that was left, branching log and branching watch show what runs.
+    branching ls lists forks that were left open; branching log and branching watch show running
+    agents.
 
-    An agent cannot write to your home in a branch; give its state a place in $TMPDIR.
+    An agent cannot write to your home in a branch; point its state to $TMPDIR.
 
     Example: branching fork -n 3 --test-command auto -- sh -c
     'CLAUDE_CONFIG_DIR=$TMPDIR/claude claude -p "fix issue 7" --dangerously-skip-permissions'
     """
     with handle_errors(json=json):
         if pick is not None and judge is not None:
-            raise UsageFault("--pick and --judge both choose: give one of them")
+            raise UsageFault("--pick and --judge exclude each other; give one of them")
         said = {
             "pick": pick,
             "judge": judge,
@@ -158,13 +160,17 @@ def fork(
         elif (
             command or candidates or label or n is not None or timeout or budgets != BudgetOptions()
         ):
-            raise UsageFault("a fork that was left has its commands, labels and budgets already")
+            raise UsageFault(
+                "the commands, labels and budgets of an existing fork cannot be changed"
+            )
         if rerun and resume is None:
-            raise UsageFault("--rerun is for a fork that was left: --resume ID")
+            raise UsageFault("--rerun needs --resume ID")
         if resume is not None and drop is not None:
-            raise UsageFault("--resume and --drop say opposite things: give one of them")
+            raise UsageFault("--resume and --drop exclude each other; give one of them")
         if drop is not None and (choice or report):
-            raise UsageFault("what is dropped is not merged: --drop takes no choice and no report")
+            raise UsageFault(
+                "--drop merges nothing: it takes no --report and no option that chooses a branch"
+            )
 
         from branching.cli.fork_command import ForkCommand
         from branching.cli.fork_registry import ForkRegistry, orphaned_forks
@@ -215,15 +221,15 @@ def _plan(
     if bool(command) == bool(candidates):
         raise UsageFault("give either one command (-- CMD...) or candidates (-c CMD)")
     if candidates and n is not None:
-        raise UsageFault("-n is for one command; candidates have their own number")
+        raise UsageFault("-n needs a single command; candidates given with -c run once each")
     commands: list[Any] = [*(candidates or [])] or [command] * (n or N_DEFAULT)
     labels = [*(label or []), *map(str, range(len(label or []), len(commands)))]
     if not all(each.strip() for each in labels):
         raise UsageFault("a label cannot be empty")
     if len(labels) > len(commands) or len(set(labels)) < len(labels):
-        raise UsageFault("each branch takes one label of its own")
+        raise UsageFault("labels must be unique, with no more labels than branches")
     if choice.get("pick", labels[0]) not in labels:
-        raise UsageFault(f"--pick names no branch: there are {', '.join(labels)}")
+        raise UsageFault(f"--pick names no branch; the branches are {', '.join(labels)}")
     return Plan(
         commands=dict(zip(labels, commands, strict=True)),
         choice=Choice(**choice),

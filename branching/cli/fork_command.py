@@ -163,8 +163,8 @@ class ForkCommand:
             self._note(coordinator)
             if coordinator.last_merge is None:
                 raise ForkStateError(
-                    f"fork {fork_id} was cut off while it was made, and nothing was tried; what "
-                    "there was of it is dropped"
+                    f"fork {fork_id} was interrupted while it was created; no agent had run, and "
+                    "it was dropped"
                 )
             return coordinator.last_merge
         self.is_left = True
@@ -187,7 +187,7 @@ class ForkCommand:
         self._plan = Plan.of(state.about, changed)
         labels = [branch.spec.label for branch in state.branches]
         if (pick := self._plan.choice.pick) is not None and pick not in labels:
-            raise ForkStateError(f"--pick names no branch: there are {', '.join(labels)}")
+            raise ForkStateError(f"--pick names no branch; the branches are {', '.join(labels)}")
         options = self._options()
         try:
             return await ForkCoordinator.resume(fork_id, store=options.pop("store"), **options)
@@ -417,16 +417,16 @@ class ForkCommand:
             fork_id = self._coordinator.fork_id
             lines.append(
                 for_caller(
-                    f"the tests failed; the fork is open: branching fork --resume {fork_id} --pick "
-                    f"NAME merges a branch all the same, branching fork --drop {fork_id} drops it"
+                    f"the tests failed; the fork is open: branching fork --resume {fork_id} "
+                    f"--pick NAME merges a branch anyway, branching fork --drop {fork_id} drops it"
                 )
             )
         elif self.is_left and self._coordinator is not None:
             fork_id = self._coordinator.fork_id
             lines.append(
                 for_caller(
-                    f"the fork is open: branching fork --resume {fork_id} --rerun runs those again "
-                    f"that were cut off, branching fork --drop {fork_id} drops it"
+                    f"the fork is open: branching fork --resume {fork_id} --rerun runs the "
+                    f"interrupted branches again, branching fork --drop {fork_id} drops it"
                 )
             )
         return lines

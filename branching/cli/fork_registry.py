@@ -53,7 +53,9 @@ class ForkRegistry:
         try:
             self.store = SQLiteForkStateStore(path, owner=self._space.owner)
         except ForkStoreError as error:
-            self.complaint = f"a fork goes with its command if that is killed: {error.message}"
+            self.complaint = (
+                f"this fork cannot be resumed if its command is killed: {error.message}"
+            )
         else:
             self._directory = path.parent
         return self
@@ -91,7 +93,7 @@ class ForkRegistry:
                 raise ForkStateError(f"no fork was kept: {self.complaint}")
             others = ", ".join(each.fork_id for each in orphaned_forks(self._space)) or "none"
             raise ForkStateError(
-                f"there is no fork {fork_id!r} of `branching fork` here; left were: {others}"
+                f"there is no fork {fork_id!r} of `branching fork` here; open forks: {others}"
             )
         self._take(state.about[_LOCK])
         return state
@@ -105,7 +107,7 @@ class ForkRegistry:
         lock = open_file(self._directory / name, os.O_RDONLY | os.O_CREAT)
         if not try_lock(lock):
             os.close(lock)
-            raise ForkStateError("this fork runs: another `branching fork` attends it")
+            raise ForkStateError("another `branching fork` is running this fork")
         if os.geteuid() == 0:
             os.fchown(lock, *self._space.owner)
         self._lock = lock
@@ -124,8 +126,8 @@ class OrphanedFork:
     def note(self) -> str:
         """What to say of it, and what can be done."""
         return (
-            f"fork {self.fork_id} is open, and nobody attends it ({self.done} of {self.branches} "
-            f"branches done): branching fork --resume {self.fork_id} goes on with it, "
+            f"fork {self.fork_id} is open, and no command is running it ({self.done} of "
+            f"{self.branches} branches done): branching fork --resume {self.fork_id} resumes it, "
             f"branching fork --drop {self.fork_id} drops it"
         )
 

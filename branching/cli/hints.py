@@ -64,7 +64,7 @@ def advice(
         import shutil
 
         is_here = shutil.which(command[0]) is not None
-        what = "a program that it runs" if is_here else repr(command[0])
+        what = "a program that it starts" if is_here else repr(command[0])
         how = "branching-docker init writes a Dockerfile that adds the project's tools"
         return [f"{what} is not in the image; {how}: docs/image.md#your-own-tools"]
     hints = []

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def history(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """List the commits to the workspace that can be undone, or redone, the oldest first.
+    """List the commits to the workspace that can be undone or redone, the oldest first.
 
-    SIZE is the disk space that the undo needs. branching show ID lists what a commit changed, and
+    SIZE is the disk space that the undo needs. branching show ID lists the paths of a commit, and
     branching undo ID undoes it.
 
     Example: branching history

@@ -38,7 +38,7 @@ def hook(
         list[str],
         typer.Argument(
             metavar="worktree create | worktree remove",
-            help="The event: a worktree is to be made, or is no longer needed.",
+            help="The event: create a worktree, or remove it.",
             show_default=False,
         ),
     ],
@@ -46,9 +46,9 @@ def hook(
 ) -> None:
     """Serve Claude Code's hooks WorktreeCreate and WorktreeRemove.
 
-    create makes the branch worktree-NAME, or finds it, and prints its directory. It has all files
-    of the project, those that git ignores included. remove drops a branch without changes. One
-    with changes is kept: branching diff, commit and abort decide about it.
+    create creates or finds the branch worktree-NAME and prints its directory. It has all files of
+    the project, including those that git ignores. remove drops a branch without changes, and
+    keeps one with changes for branching diff, commit and abort.
 
     Example: branching hook worktree create <payload.json
     """
@@ -108,8 +108,8 @@ def _remove(payload: dict[str, object]) -> None:
         count = len(branch.diff())
         if count:
             note(
-                f"kept branch {name} with {count} changed paths; "
-                f"branching commit {name} or branching abort {name} ends it"
+                f"kept branch {name} with {count} changed paths; branching commit {name} or "
+                f"branching abort {name} closes it"
             )
             return
         branch.abort()

@@ -208,7 +208,7 @@ def _span(entries: Sequence[Entry]) -> tuple[float, float]:
 def _verdict(entries: Sequence[Entry]) -> str:
     winners = [entry for entry in entries if entry.state == "won"]
     if not winners:
-        return '<p class="verdict">None was committed.</p>'
+        return '<p class="verdict">Nothing was committed.</p>'
     names = ", ".join(f"<b>{_heading(entry)}</b>" for entry in winners)
     undo = "<code>branching undo</code> reverts the last commit."
     return f'<p class="verdict won">Committed: {names}. {undo}</p>'
@@ -291,9 +291,9 @@ def _tree(entries: Sequence[Entry]) -> str:
     if not below:
         return ""
     is_tournament = any(entry.beaten for entry in entries)
-    what = "Each candidate stands above those that it was judged better than, the last one first."
+    what = "Each candidate is shown above the candidates that it was judged better than."
     if not is_tournament:
-        what = "Each candidate started from the result of the one that it stands under."
+        what = "Each candidate started from the result of the candidate above it."
     children = {index for indexes in below.values() for index in indexes}
     roots = [entry.index for entry in entries if entry.index not in children]
     seen: set[int] = set()
@@ -328,13 +328,13 @@ def _details(entry: Entry, patch: bytes | None, output: bytes) -> str:
 
 def _changes(entry: Entry, patch: bytes | None) -> str:
     if patch is None:
-        return '<p class="none">No patch is kept.</p>'
+        return '<p class="none">No patch was saved.</p>'
     rows_left = ROWS_MAX
     figures = []
     for diff in file_diffs(patch.decode("utf-8", "replace")):
         if rows_left <= 0:
             how = f"<code>branching log --patch {escape(entry.branch)}</code>"
-            figures.append(f'<p class="none">More changes are left out; {how} prints them.</p>')
+            figures.append(f'<p class="none">More changes are not shown; {how} prints them.</p>')
             break
         figures.append(_figure(diff, rows_left))
         rows_left -= len(diff.rows) + 1

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
 
 NoNetworkOption = Annotated[
     bool,
-    typer.Option("--no-network", help="Leave commands only the loopback interface."),
+    typer.Option("--no-network", help="Give commands no network except the loopback interface."),
 ]
 
 CleanEnvOption = Annotated[
     bool,
     typer.Option(
         "--clean-env",
-        help="Pass PATH, HOME, the language and the like on to commands, but no keys and tokens.",
+        help=(
+            "Pass only PATH, HOME, the locale and similar variables to commands, no keys or tokens."
+        ),
     ),
 ]
 
@@ -106,7 +108,7 @@ def passed_on(names: list[str] | None, *, clean_env: bool) -> dict[str, str]:
         UsageFault: There are names without --clean-env.
     """
     if names and not clean_env:
-        raise UsageFault("--env names a variable to pass on with --clean-env; give that, too")
+        raise UsageFault("--env passes a variable on with --clean-env; give --clean-env, too")
     return {name: os.environ[name] for name in checked_variables(names)}
 
 

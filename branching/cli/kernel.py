@@ -23,7 +23,7 @@ def kernel(
     ],
     name: Annotated[
         str,
-        typer.Option(callback=not_blank, help="The kernel's name, to have several directories."),
+        typer.Option(callback=not_blank, help="Name of the kernel, if you register several."),
     ] = NAME,
     workspace: WorkspaceOption = None,
     for_prefix: Annotated[
@@ -36,9 +36,9 @@ def kernel(
 ) -> None:
     """Register a Jupyter kernel whose notebooks fork with their variables and files.
 
-    A cell that begins with %fork 3 makes three children, %pick 1 makes one of them the kernel's
-    interpreter, and %commit writes its files to the directory: to that of --workspace, or else to
-    that in which Jupyter starts the kernel, the notebook's. Needs the extra jupyter.
+    A cell that begins with %fork 3 creates three children, %pick 1 makes one of them the kernel's
+    interpreter, and %commit writes its files to the workspace: the directory of --workspace, by
+    default that of the notebook. It needs the extra `jupyter`.
 
     Example: branching kernel install
     """

@@ -49,8 +49,8 @@ class LimitOptions:
         typer.Option(
             metavar="SIZE",
             parser=parse_size,
-            help="Memory of each branch's processes together: 512M, 1.5G. Above it the kernel "
-            "kills.",
+            help="Memory limit of each branch's processes together: 512M, 1.5G. Above it the "
+            "kernel kills processes.",
             show_default=False,
         ),
     ] = None
@@ -67,7 +67,7 @@ class LimitOptions:
         bool,
         typer.Option(
             "--oom-group",
-            help="Out of memory, kill all processes of the branch, not only the largest.",
+            help="When out of memory, kill all processes of the branch, not only the largest.",
         ),
     ] = False
     cpu_limit: Annotated[
@@ -75,7 +75,7 @@ class LimitOptions:
         typer.Option(
             metavar="FRAC",
             parser=parse_cpu,
-            help="CPU time of each branch: 0.5 is half of one CPU.",
+            help="CPU limit of each branch: 0.5 is half of one CPU.",
             show_default=False,
         ),
     ] = None
@@ -85,7 +85,7 @@ class LimitOptions:
             metavar="N",
             min=1,
             max=4_194_304,  # PIDS_MAX; its module is not loaded for a help
-            help="Processes and threads of each branch at one time.",
+            help="Maximum number of processes and threads of each branch.",
             show_default=False,
         ),
     ] = None
@@ -94,7 +94,7 @@ class LimitOptions:
         typer.Option(
             metavar="SIZE",
             parser=parse_size,
-            help="Bytes that each branch may add. Above it writing fails (EDQUOT).",
+            help="Disk space that each branch may add. Writes above it fail (EDQUOT).",
             show_default=False,
         ),
     ] = None
@@ -123,7 +123,7 @@ class GroupLimitOptions:
         typer.Option(
             metavar="SIZE",
             parser=parse_size,
-            help="Memory of all branches together.",
+            help="Memory limit of all branches together.",
             show_default=False,
         ),
     ] = None
@@ -132,7 +132,7 @@ class GroupLimitOptions:
         typer.Option(
             metavar="FRAC",
             parser=parse_cpu,
-            help="CPU time of all branches together.",
+            help="CPU limit of all branches together.",
             show_default=False,
         ),
     ] = None

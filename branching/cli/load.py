@@ -31,16 +31,16 @@ def load(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Load it also over paths that have changed since it was made."
+            "--force", help="Load the archive even if its paths have changed since it was written."
         ),
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a branch of an archive that branching export wrote, or of any OCI layer.
+    """Create a branch from an archive that branching export wrote, or from any OCI layer.
 
-    An archive that is damaged, or leads out of the workspace, makes nothing. Neither does one that
-    was made against other content: the paths that have changed since are listed. What to do with
-    the branch comes after: branching diff, commit, abort.
+    A damaged archive, or one that leads outside of the workspace, is refused and changes nothing.
+    So is an archive that was made against other content: the paths that have changed since are
+    listed. Afterwards use branching diff, commit or abort.
 
     Example: branching load fix fix.tar
     """
@@ -48,7 +48,7 @@ def load(
         if archive == STANDARD_STREAM:
             archive = None
         if archive is None and sys.stdin.isatty():
-            raise UsageFault("an archive is not typed; give a file")
+            raise UsageFault("refusing to read an archive from the terminal; give a file")
         with opened_workspace(workspace) as space:
             if archive is None:
                 branch = space.load(name, sys.stdin.buffer, force=force)
@@ -61,6 +61,6 @@ def load(
             note_result(f"loaded branch {name}", f"review: branching diff {shlex.quote(name)}")
             if not (branch.has_base_record or force):
                 note(
-                    "the archive does not say what it was made against; "
-                    "changes made since are not detected"
+                    "the archive does not record the state it was made from; later changes are "
+                    "not detected"
                 )

@@ -34,7 +34,7 @@ def log(
     patch: Annotated[
         bool,
         typer.Option(
-            "-p", "--patch", help="Print what the branch changed, as a patch that git apply takes."
+            "-p", "--patch", help="Print the changes of the branch as a patch for git apply."
         ),
     ] = False,
     html: Annotated[
@@ -51,14 +51,14 @@ def log(
     no_pager: NoPagerOption = False,
     json: JsonOption = False,
 ) -> None:
-    """List what ran and what became of it, or print the output of one branch, or of one call.
+    """List earlier commands and candidates, or print the output of one branch or of one call.
 
-    The output of candidates, and of what was run, is kept with the workspace, also of branches
-    that were dropped: the newest 200 and 10 MiB of each, until branching prune. So is what each
-    candidate changed, as a patch of at most 256 KiB, of the winner of a fork 64 MiB.
+    The workspace keeps their output until branching prune, also of dropped branches: of the
+    newest 200, up to 10 MiB each. It also keeps the changes of each candidate as a patch of up to
+    256 KiB, and of the winner of a fork up to 64 MiB.
 
-    A terminal gets a pager, and of the control sequences in the output colours only. A pipe gets
-    the output as it was.
+    A terminal gets a pager, and of the control sequences in the output only colours. A pipe gets
+    the output unchanged.
 
     Example: branching log speculate-1a2b3c4d-0
 
@@ -73,7 +73,7 @@ def log(
             )
 
         if html and (patch or json):
-            raise UsageFault("--html goes with neither --patch nor --json")
+            raise UsageFault("--html cannot be combined with --patch or --json")
 
         with opened_workspace(workspace) as space:  # the store may go with the mount
             logs = None if space.store is None else space.store / "logs"

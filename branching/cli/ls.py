@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def ls(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """List the open branches, the oldest first: name, state, age, place in the tree.
+    """List the open branches, the oldest first: name, state, age, path in the tree.
 
     Example: branching ls
     """
@@ -75,8 +75,8 @@ def _notes(space: Workspace, records: list[BranchRecord]) -> list[str]:
     dropped = [record.name for record in orphaned_branches(space, records)]
     if dropped:
         notes.append(
-            f"left by an MCP server that was killed: {', '.join(dropped)}. The next one drops what "
-            "is neither committed nor aborted until then"
+            f"left by an MCP server that was killed: {', '.join(dropped)}. Commit or abort them: "
+            "the next server drops them"
         )
     found: dict[str, list[str]] = {}
     killed = (
@@ -89,11 +89,11 @@ def _notes(space: Workspace, records: list[BranchRecord]) -> list[str]:
             found.setdefault(entry.command, []).append(record.name)
     found.pop("fork", None)  # tells of itself
     if talked := found.pop("chat", None):
-        notes.append(f"left by a chat: {', '.join(talked)}. The next branching chat goes on there")
+        notes.append(f"left by a chat: {', '.join(talked)}. The next branching chat resumes them")
     if given_up := [name for names in found.values() for name in names]:
         notes.append(
-            "the command that worked there did not record its end (it was killed, or the disk was "
-            f"full): {', '.join(given_up)}. What it wrote is "
-            "there (branching diff NAME), until branching commit NAME or branching abort NAME"
+            "open branches whose command did not record its end (it was killed, or the disk was "
+            f"full): {', '.join(given_up)}. Review them with branching diff NAME, then branching "
+            "commit NAME or branching abort NAME"
         )
     return notes

@@ -28,8 +28,8 @@ def mcp(
         list[str] | None,
         typer.Argument(
             metavar="install AGENT",
-            help="Write the configuration of an agent instead, so that it starts this server with "
-            f"the options that are given: {', '.join(AGENTS)}.",
+            help="Instead of serving, configure an agent to start this server with the given "
+            f"options: {', '.join(AGENTS)}.",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def mcp(
             metavar="PORT",
             min=0,
             max=65535,
-            help="Serve streamable HTTP on this port of 127.0.0.1 instead; 0 takes a free one.",
+            help="Serve streamable HTTP on this port of 127.0.0.1 instead; 0 chooses a free port.",
             show_default=False,
         ),
     ] = None,
@@ -70,7 +70,7 @@ def mcp(
         typer.Option(
             metavar="DURATION",
             parser=parse_duration,
-            help="The longest time for one command or race. [default: 1h]",
+            help="Maximum time of one command or race. [default: 1h]",
             show_default=False,
         ),
     ] = None,
@@ -89,8 +89,8 @@ def mcp(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Pass this variable of the server's environment on to commands, which by default "
-            "have PATH, HOME, the language and the like, but no keys and tokens. Repeatable.",
+            help="Pass this variable on to commands. By default they get only PATH, HOME, the "
+            "locale and similar variables, no keys or tokens. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -111,15 +111,15 @@ def mcp(
 ) -> None:
     """Serve branches of the workspace as tools of an agent (Model Context Protocol).
 
-    Speaks on standard input and output, and ends with the client: branches that were made through
-    it and neither committed nor kept are dropped then. Limits hold for each command. Commands have
-    neither the network nor the keys and tokens of the environment, unless an option says so.
+    The server uses standard input and output, and ends with the client. It then drops the
+    branches that the client created and neither committed nor kept. Limits apply to each command.
+    Commands have no network, keys or tokens of the environment, unless an option allows it.
 
     Example: branching mcp install claude --network
     """
     with handle_errors(json=False):
         if env_all and (clean_env or env):
-            raise UsageFault("--env-all passes the whole environment: leave --env, --clean-env out")
+            raise UsageFault("--env-all passes the whole environment; remove --env and --clean-env")
         checked_variables(env)
         if words:
             if http is not None or token_file is not None:
@@ -222,7 +222,9 @@ def _read_token(file: Path | None) -> str | None:
     told = os.environ.pop(TOKEN_VARIABLE, None)
     if file is not None:
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
-            raise ValueError(f"others may read {file}, which has the token: chmod 600 it")
+            raise ValueError(
+                f"other users can read {file}, which contains the token; chmod 600 makes it private"
+            )
         told = file.read_text(encoding="utf-8").strip()
     if told is not None and len(told) < TOKEN_CHARACTERS_MIN:
         raise ValueError(f"the token has less than {TOKEN_CHARACTERS_MIN} characters")

@@ -97,7 +97,7 @@ TimeoutOption = Annotated[
         "--timeout",
         metavar="DURATION",
         parser=parse_duration,
-        help="Give up after this long in all: 90, 90s, 5m.",
+        help="Overall time limit: 90, 90s, 5m.",
         show_default=False,
     ),
 ]
@@ -108,7 +108,7 @@ ParallelOption = Annotated[
         "--parallel",
         metavar="N",
         min=1,
-        help="Run at most N at once. [default: all]",
+        help="Run at most N concurrently. [default: all]",
         show_default=False,
     ),
 ]
@@ -119,8 +119,8 @@ SetupOption = Annotated[
         "--setup",
         metavar="CMD",
         callback=not_blank,
-        help="Run by sh once, before the branches are forked: all start from what it made. It is "
-        "committed with the winner only.",
+        help="Shell command that runs once, before the branches are forked; all start from its "
+        "result. Its changes are committed only with the winner.",
         show_default=False,
     ),
 ]
@@ -159,12 +159,12 @@ DropRestOption = Annotated[
 QuietOption = Annotated[
     bool,
     typer.Option(
-        "-q", "--quiet", help="Show nothing of the candidates; `branching log` has their output."
+        "-q", "--quiet", help="Hide the output of the candidates; `branching log` shows it."
     ),
 ]
 
 VerboseOption = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Tell each step, and each path that was changed.")
+    bool, typer.Option("-v", "--verbose", help="Print each step and each changed path.")
 ]
 
 CandidatesOption = Annotated[
@@ -174,7 +174,7 @@ CandidatesOption = Annotated[
         "--candidate",
         metavar="CMD",
         callback=not_blank,
-        help="A candidate, run by sh in a branch of its own. Repeat for more.",
+        help="Shell command of a candidate, which runs in its own branch. Repeatable.",
         show_default=False,
     ),
 ]
@@ -186,8 +186,8 @@ EvaluateOption = Annotated[
         "--judge",
         metavar="CMD",
         callback=not_blank,
-        help="Run by sh in the branch of each success; the number it writes to descriptor 3, or "
-        "prints last, is the score.",
+        help="Shell command that scores each success in its branch. The score is the number that "
+        "it writes to file descriptor 3, or prints last.",
         show_default=False,
     ),
 ]
@@ -197,14 +197,15 @@ ExpandOption = Annotated[
     typer.Option(
         metavar="CMD",
         callback=not_blank,
-        help="Run by sh in a branch that survived a level; it prints the candidates to try next "
-        "from there, one a line. BRANCHING_DEPTH is the level, from 1.",
+        help="Shell command that runs in each branch that survived a level and prints the "
+        "candidates to try next from there, one per line. BRANCHING_DEPTH is the level, "
+        "from 1.",
         show_default=False,
     ),
 ]
 
 DepthOption = Annotated[
-    int, typer.Option("--max-depth", min=1, help="How many levels, the first included.")
+    int, typer.Option("--max-depth", min=1, help="Number of levels, including the first.")
 ]
 
 CommandArgument = Annotated[

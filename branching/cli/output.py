@@ -119,8 +119,8 @@ def print_json(command: str, **facts: object) -> None:
         raise
     except OSError as error:
         raise BranchingError(
-            f"{command} has ended, and what came of it could not be printed: {error.strerror}",
-            hint="branching history and branching ls tell what was committed and kept",
+            f"{command} has ended, but its result could not be printed: {error.strerror}",
+            hint="branching history and branching ls show what was committed and kept",
         ) from error
 
 

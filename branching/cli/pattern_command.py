@@ -121,8 +121,8 @@ class Search:
         is_nested = self.command in _NESTED or (limits is not None and limits.disk is not None)
         if options.keep_losers and (is_nested or options.setup):
             raise UsageFault(
-                "--keep-losers goes with neither --setup, a disk limit of the group nor a search "
-                "by levels: their branches are nested in one that is committed"
+                "--keep-losers cannot be combined with --setup, a disk limit of the group or a "
+                "search by levels: their branches are nested in one that is committed"
             )
         self._cluster = options.cluster(
             keeps_branches=options.keep_losers or options.on_error is not Failure.abort,
@@ -200,7 +200,7 @@ class Search:
         return Program(*self._words(command), score=score, **self._named(command))
 
     def explainer(self, command: Sequence[str]) -> Program:
-        """Returns a candidate whose failures teach the next."""
+        """Returns a candidate that passes the end of its output on as feedback to the next."""
         from branching.patterns.command_candidate import FeedbackCandidate
 
         return FeedbackCandidate(*self._words(command), **self._named(command))

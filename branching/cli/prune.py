@@ -28,9 +28,9 @@ def prune(
     json: JsonOption = False,
 ) -> None:
     """Delete commits from the history, which frees their disk space: they can no longer be undone.
-    Without --keep, also delete the output of candidates that have ended, and all checkpoints.
 
-    Branches that were kept are not touched: branching abort drops those.
+    Without --keep, also delete the output of candidates that have ended, and all checkpoints.
+    Open branches are not touched: branching abort drops those.
 
     Example: branching prune --keep 3
     """

@@ -26,11 +26,11 @@ def rebase(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Fork a kept branch anew from the workspace as it is now, with its changes on top.
+    """Rebase a branch onto the present state of the workspace, with its changes on top.
 
     A branch is stale when a sibling was committed first. After the rebase it can be used and
-    committed again. Paths that both sides changed are listed, and nothing is overwritten
-    without --force.
+    committed again. Paths that both sides changed are listed, and nothing is overwritten without
+    --force.
 
     Example: branching rebase run-1a2b3c4d
     """

@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 @expand_option_groups
 def reflexion(
     command: CommandArgument = None,
-    retries: Annotated[int, typer.Option("--retries", min=1, help="How many attempts in all.")] = 3,
+    retries: Annotated[
+        int, typer.Option("--retries", min=1, help="Maximum number of attempts.")
+    ] = 3,
     critique: Annotated[
         str | None,
         typer.Option(
             metavar="CMD",
             callback=not_blank,
-            help="Run by sh in the branch that failed; what it prints is the next attempt's "
-            "BRANCHING_FEEDBACK.",
+            help="Shell command that runs in the failed branch; its output becomes "
+            "BRANCHING_FEEDBACK of the next attempt.",
             show_default=False,
         ),
     ] = None,
     *,
     options: SearchOptions,
 ) -> None:
-    """Run a command until it succeeds, each time in a fresh branch, learning from the last.
+    """Run a command until it succeeds; each attempt gets feedback on the last one.
 
-    BRANCHING_ATTEMPT tells the command which attempt it is, from 0; BRANCHING_FEEDBACK what the
-    critique said of the one before. Exit code: 0 committed, 1 all attempts failed, 124 the time
-    was over before one succeeded.
+    BRANCHING_ATTEMPT is the number of the attempt, from 0, and BRANCHING_FEEDBACK the critique of
+    the last one. Exit code: 0 committed, 1 all attempts failed, 124 timeout.
 
     Example: branching reflexion --critique "make test 2>&1 | tail" -- ./agent.py
     """

@@ -106,7 +106,7 @@ class ReportFile:
         else:
             lacks = "" if host_directory() else self._write(self._path, self._page)
         if lacks:  # what the call did stands; its exit code speaks of that
-            note(f"there is no report {self._path}: {lacks}")
+            note(f"the report {self._path} was not written: {lacks}")
 
     @staticmethod
     def _write(path: Path, page: bytes) -> str:

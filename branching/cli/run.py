@@ -60,7 +60,7 @@ def run(
         bool,
         typer.Option(
             "--no-log",
-            help="Keep nothing of what the command prints; a terminal is lent to it as it is.",
+            help="Do not record the output; the command uses your terminal directly.",
         ),
     ] = False,
     *,
@@ -70,14 +70,12 @@ def run(
     """Run a command in a branch: commit if it succeeds, abort if it fails.
 
     The exit code is the command's own: 126 if it cannot be executed, 127 if it is not found,
-    128+n if signal n killed it; 124 if the time was over.
+    128+n if signal n killed it, and 124 on timeout.
 
-    At the end one line on standard error says what was done with the branch, and how the command
-    ended if it failed. Standard output has what the command prints, and nothing else.
-
-    What it prints goes where it would go without branching, and a copy is kept for branching log,
-    as long as the workspace keeps anything: a mount, a branch, a commit. On a terminal it has one
-    of its own, with all keys.
+    The last line on standard error says what happened to the branch. Standard output has only the
+    output of the command. branching log keeps a copy of it as long as the workspace keeps a
+    mount, a branch or a commit. On a terminal the command has a terminal of its own, which passes
+    on all keys.
 
     Example: branching run -- make test
     """

@@ -114,7 +114,7 @@ class RunPlan(NamedTuple):
 def run_command(plan: RunPlan) -> int:
     """Runs the command, ends its branch, prints the result, and returns the exit code."""
     if plan.ask and not sys.stdin.isatty():
-        raise UsageFault("--ask needs a terminal to ask on, and standard input is none")
+        raise UsageFault("--ask needs a terminal, and standard input is not one")
     name = f"run-{os.urandom(4).hex()}" if plan.branch is None else _checked(plan.branch)
     code, action, how, outcome, hints = _run(plan, name)
     changes = outcome.changes

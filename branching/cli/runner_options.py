@@ -63,10 +63,10 @@ class RunnerOptions:
         """
         if self.runner is None:
             if self.address or self.exclude:
-                raise UsageFault("--address and --exclude are of a cluster; give --runner, too")
+                raise UsageFault("--address and --exclude need --runner")
             return None
         refuse_in_container(
-            "a container of branching-docker reaches no cluster: use branching on the host"
+            "a container of branching-docker cannot reach a cluster: use branching on the host"
         )
         if keeps_branches:
             raise UsageFault(
@@ -75,7 +75,7 @@ class RunnerOptions:
             )
         if has_group_limits:
             raise UsageFault(
-                "limits of all candidates together cannot be kept on several machines: use "
+                "limits of all candidates together cannot be enforced on several machines: use "
                 "--memory-limit and --cpu-limit"
             )
         from branching.cluster import DaskRunner, RayRunner

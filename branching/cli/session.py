@@ -30,7 +30,7 @@ def session(
         str | None,
         typer.Option(
             metavar="PROGRAM",
-            help="Another interpreter, of a virtual environment for example.",
+            help="Another interpreter, for example that of a virtual environment.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +43,7 @@ def session(
         typer.Option(
             metavar="SIZE",
             parser=parse_size,
-            help="Memory of the session and its children together: 512M, 1.5G.",
+            help="Memory limit of the session and its children together: 512M, 1.5G.",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def session(
         typer.Option(
             metavar="FRAC",
             parser=parse_cpu,
-            help="CPU time of them together: 0.5 is half of one CPU.",
+            help="CPU limit of the session and its children together: 0.5 is half of one CPU.",
             show_default=False,
         ),
     ] = None,
@@ -62,24 +62,24 @@ def session(
             metavar="N",
             min=1,
             max=4_194_304,  # PIDS_MAX; its module is not loaded for a help
-            help="Processes and threads of them together.",
+            help="Maximum number of processes and threads of the session and its children.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Open a Python prompt in a branch, and fork it with its variables, open files and files.
 
-    %fork 3 makes three children, %child 1 goes to one of them, %pick 1 makes it the session, and
-    %back drops them all. %commit writes the files of the session to the workspace; %help lists the
-    rest. Tab completes names. What the session has not committed at its end stays in a branch.
+    %fork 3 creates three children, %child 1 switches to one of them, %pick 1 makes it the
+    session, and %back drops them all. %commit writes the files of the session to the workspace;
+    %help lists the rest. Tab completes names. Changes that the session did not commit stay in a
+    branch.
 
     Example: branching session
     """
     with handle_errors(json=False):
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise UsageFault(
-                "session reads from a terminal, and this is none; a program uses "
-                "branching.Session in Python"
+                "session needs a terminal; a program can use branching.Session in Python"
             )
         from branching.cli.session_console import Console
         from branching.process import ResourceLimits

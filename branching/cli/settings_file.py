@@ -7,8 +7,9 @@
     n = 5
 
 A key is the name of an option without its dashes. An option on the command line replaces the value
-of the file, and so does the table of a command. Python 3.10 has no parser for TOML: the extra `cli`
-brings one there.
+of the file, and so does the table of a command. A flag cannot be unset on the command line:
+`BRANCHING_NO_CONFIG=1` makes a command ignore the file. Python 3.10 has no parser for TOML: the
+extra `cli` brings one there.
 """
 
 from __future__ import annotations
@@ -25,11 +26,18 @@ if TYPE_CHECKING:
 
 TEXT_VARIABLE = "BRANCHING_SETTINGS"
 """In a container: the content of the user's file on the host, which the wrapper passes on."""
+IGNORE_VARIABLE = "BRANCHING_NO_CONFIG"
+"""Set to anything but an empty text: the user's file is ignored."""
 _FILE_BYTES_MAX = 1 << 20
 
 
 def settings_path() -> Path | None:
-    """Returns the path of the user's settings file, which may be missing; None without a home."""
+    """Returns the path of the user's settings file, which may be missing.
+
+    None without a home, or with `BRANCHING_NO_CONFIG`.
+    """
+    if os.environ.get(IGNORE_VARIABLE):
+        return None
     configured = os.environ.get("XDG_CONFIG_HOME")
     home = os.environ.get("HOME")
     if not configured and not home:

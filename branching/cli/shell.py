@@ -38,16 +38,18 @@ def shell(
     ] = None,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- CMD...]", help="Run this instead.", show_default=False),
+        typer.Argument(
+            metavar="[-- CMD...]", help="Command to run instead of a shell.", show_default=False
+        ),
     ] = None,
     workspace: WorkspaceOption = None,
     *,
     isolation: IsolationOptions,
 ) -> None:
-    """Open a shell in a branch that was kept, or in a new one. The branch stays open after.
+    """Open a shell in an open branch, or in a new one. The branch stays open afterwards.
 
-    The shell is $SHELL. Its exit code is the command's. What to do with the branch comes after:
-    branching diff, commit, abort.
+    The shell is $SHELL, and the exit code is the shell's. Afterwards use branching diff, commit
+    or abort.
 
     Example: branching shell run-1a2b3c4d
     """

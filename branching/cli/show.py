@@ -40,7 +40,9 @@ def show(
     patch: Annotated[
         bool,
         typer.Option(
-            "-p", "--patch", help="Print the patch that branching log keeps of the branch."
+            "-p",
+            "--patch",
+            help="Print the patch, which is saved for candidates of races and forks.",
         ),
     ] = False,
     workspace: WorkspaceOption = None,
@@ -64,7 +66,7 @@ def show(
             return
         if patch:
             if kept is None:
-                note(f"no patch is kept of branch {record.branch}")
+                note(f"no patch was saved for branch {record.branch}: only candidates have one")
             show_lines(patch_lines((kept or b"").splitlines(keepends=True)), pager=not no_pager)
             return
         moment = local_time(record.committed)

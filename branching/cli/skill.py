@@ -31,9 +31,9 @@ def skill(
     ] = False,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Install the skill that tells an agent how to use this command line.
+    """Install the skill that teaches an agent to use this command line.
 
-    A skill is a file that agents read when a task calls for it. Agents that have branches as tools
+    A skill is a file that agents read when a task needs it. Agents that have branches as tools
     (branching mcp) do not need it.
 
     Example: branching skill install claude

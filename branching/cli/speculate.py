@@ -13,7 +13,7 @@ from branching.cli.pattern_command import Search, SearchOptions
 def speculate(candidates: CandidatesOption = None, *, options: SearchOptions) -> None:
     """Race commands in parallel branches: commit the first that succeeds, drop the others.
 
-    Exit code: 0 committed, 1 no candidate succeeded, 124 the time was over before one did.
+    Exit code: 0 committed, 1 no candidate succeeded, 124 timeout.
 
     Example: branching speculate -c "./fix-a && make test" -c "./fix-b && make test"
     """

@@ -53,7 +53,7 @@ def status(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
         if was_interrupted:
             print(
                 "recovered: a commit was interrupted, which left old and new files in "
-                f"{for_caller(str(space.base))}; this command has finished it or taken it back"
+                f"{for_caller(str(space.base))}; this command has finished it or rolled it back"
             )
         if not branches:
             print("branches: (none)")

@@ -28,22 +28,22 @@ def tournament(
         typer.Option(
             metavar="CMD",
             callback=not_blank,
-            help="Run by sh for each pair: BRANCHING_A and BRANCHING_B are the two directories; it "
-            "prints a or b, the better one.",
+            help="Shell command that compares each pair: BRANCHING_A and BRANCHING_B are the two "
+            "directories; it prints the better one, a or b.",
             show_default=False,
         ),
     ] = None,
     parallel_judges: Annotated[
-        bool, typer.Option("--parallel-judges", help="Judge the pairs of a round at once.")
+        bool, typer.Option("--parallel-judges", help="Judge the pairs of a round concurrently.")
     ] = False,
     *,
     options: SearchOptions,
 ) -> None:
     """Run candidates in parallel branches, then let a judge eliminate them in pairs.
 
-    Either one command N times (-- CMD), or several (-c CMD -c CMD). The judge runs in the first
-    branch of the pair; a judge that fails ends the call. Exit code: 0 committed, 1 no candidate
-    succeeded, 124 the time was over before one was left.
+    Give either one command N times (-- CMD), or several (-c CMD -c CMD). The judge runs in the
+    first branch of the pair; a judge that fails ends the call. Exit code: 0 committed, 1 no
+    candidate succeeded, 124 timeout.
 
     Example: branching tournament -n 4 --judge ./compare.sh -- ./agent.py
     """
@@ -51,7 +51,7 @@ def tournament(
         if bool(command) == bool(candidates):
             raise UsageFault("give either one command (-- CMD...) or candidates (-c CMD)")
         if candidates and n is not None:
-            raise UsageFault("-n is for one command; candidates have their own number")
+            raise UsageFault("-n needs a single command; candidates given with -c run once each")
         if judge is None:
             raise UsageFault("a tournament needs a judge; give one with --judge CMD")
 

@@ -18,12 +18,11 @@ def tree_of_thoughts(
     *,
     options: SearchOptions,
 ) -> None:
-    """Run candidates, take the best, refine it, take the best refinement, and so on; commit it.
+    """Run candidates, refine the best one, then the best refinement, level by level; commit it.
 
     Candidates write their score to descriptor 3, or --evaluate scores them. Without --expand
-    there is one level. The candidates of the next level start from the best of the one before.
-    Exit code: 0 committed, 1 no candidate succeeded at some level, 124 the time was over before
-    one did.
+    there is one level. The candidates of the next level start from the best one of the last
+    level. Exit code: 0 committed, 1 no candidate of a level succeeded, 124 timeout.
 
     Example: branching tree-of-thoughts -c ./a -c ./b --expand ./next.sh --evaluate ./score.sh
     """

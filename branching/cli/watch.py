@@ -13,11 +13,12 @@ from branching.cli.workspace import opened_workspace
 
 
 def watch(workspace: WorkspaceOption = None) -> None:
-    """Watch what is tried in a workspace, from whichever process, and take a hand in it.
+    """Show all branches and runs of a workspace in a terminal UI, and control them.
 
-    A row for each branch: state, time, score, cost, changed paths; of the chosen one the output,
-    the files, and a comparison side by side. Keys pause, stop, keep and advise what runs, and
-    commit, abort and undo; `?` lists them. To leave touches nothing. It needs the extra `tui`.
+    Each branch has a row with its state, time, score, cost and changed paths. The chosen branch
+    also shows its output, its files, and a comparison side by side. Keys pause, stop, keep and
+    message running commands, and commit, abort and undo; `?` lists them. Quitting does not affect
+    running branches. It needs the extra `tui`.
 
     Example: branching watch
     """
@@ -35,7 +36,7 @@ def watch(workspace: WorkspaceOption = None) -> None:
 def check_terminal(command: str, instead: str) -> None:
     """Raises UsageFault where nothing can be drawn, or what draws is not installed."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM") == "dumb":
-        raise UsageFault(f"{command} draws on a terminal, and this is none; {instead}")
+        raise UsageFault(f"{command} needs a terminal; {instead}")
     try:
         import textual  # noqa: F401
     except ModuleNotFoundError as error:

@@ -182,7 +182,7 @@ def _opened(
     with tempfile.TemporaryFile(dir=directory) as fetched:
         archive(fetched)
         if digest_of_file(fetched) != digest:
-            raise MountError(f"the base archive {digest} was damaged on its way")
+            raise MountError(f"the base archive {digest} was damaged in transit")
         yield fetched
 
 

@@ -65,7 +65,9 @@ class ClusterRunner(Runner):
         **options: Any,
     ) -> None:
         if group_limits is not None:
-            raise ValueError("group_limits cannot be kept on several machines: use resource_limits")
+            raise ValueError(
+                "group_limits cannot be enforced on several machines: use resource_limits"
+            )
         if options.get("keep_failed") or options.get("keep_losers"):
             raise ValueError(
                 "keep_failed and keep_losers keep branches of this machine, not those of a cluster"

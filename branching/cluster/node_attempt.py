@@ -177,8 +177,8 @@ def _reply(store: ObjectStore, request: Request, output: _Output) -> Reply:
         if isinstance(error, (OSError, branching.MountError, EngineError)):
             reason = ClusterError(
                 f"node {store.node} could not run the attempt: {error}",
-                hint="branching doctor, run on the node, checks what it needs, such as /dev/fuse; "
-                "branching prune --bases makes room",
+                hint="branching doctor, run on the node, checks what it needs, such as "
+                "/dev/fuse; branching prune --bases frees space",
                 node=store.node,
             )
             reason.__cause__ = error

@@ -77,8 +77,8 @@ class RayRunner:
             ) from error
         if address is not None and address.startswith("ray://"):
             raise ValueError(
-                f"{address} is for Ray clients, which no results come to while attempts run: give "
-                "the address HOST:PORT of the cluster, on a machine that is a node of it"
+                f"{address} is for Ray clients, which get no results while attempts run: give the "
+                "address HOST:PORT of the cluster, on a machine that is a node of it"
             )
         self._address = address
         self._limits = limits
@@ -179,7 +179,7 @@ class _RayEngine(_RayStore):
         try:
             _internal_kv_del(token, namespace=_KEYS)
         except Exception as error:
-            _log.warning("the head of the cluster cannot be told to end attempts: %s", error)
+            _log.warning("the head of the cluster cannot end attempts: %s", error)
 
     def close(self) -> None:
         """The references go with this object and with the runner's."""

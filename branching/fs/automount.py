@@ -250,7 +250,9 @@ def _mounted(
     try:
         lease = _lease(made or point or Path())
         if lease is None:
-            raise MountError(f"{base} was mounted, and the mount was gone at once", path=str(base))
+            raise MountError(
+                f"{base} was mounted, but the mount disappeared immediately", path=str(base)
+            )
     except BaseException as error:
         try:
             _unmount(made or point or Path(), program)

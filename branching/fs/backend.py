@@ -92,8 +92,8 @@ def privilege_warnings(changes: Iterable[Change], count_max: int | None = None) 
         The warnings, in the order of the changes.
     """
     warnings = [
-        f"warning: the commit has {change.path!r} with {' and '.join(change.privileges)}: "
-        "whoever executes it gets rights of its owner or group"
+        f"warning: the commit has {change.path!r} with {' and '.join(change.privileges)}: users "
+        "who execute it get rights of its owner or group"
         for change in changes
         if change.privileges
     ]

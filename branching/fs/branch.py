@@ -576,7 +576,7 @@ def _fault(name: str) -> str | None:
     if any(ord(character) < 32 or ord(character) == 127 for character in name):
         return "it has a control character"
     if name == "main":
-        return "it is the root branch's"
+        return "it is reserved for the root branch"
     try:
         encoded = os.fsencode(name)
         encoded.decode()

@@ -259,7 +259,7 @@ def made_agents_directory(space: Workspace | Backend) -> Iterator[tuple[Path, in
     """
     directory = agents_directory(space)
     if directory is None:
-        raise FileNotFoundError("the workspace keeps its branches in no directory")
+        raise FileNotFoundError("the workspace has no store directory")
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     here = open_directory(directory)

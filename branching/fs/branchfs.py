@@ -227,7 +227,7 @@ class BranchFS:
                 if refused.kind != "not_found":
                     raise
                 raise CommitError(
-                    f"{what}: {refused.message}", hint="branching history lists what is kept"
+                    f"{what}: {refused.message}", hint="branching history lists the commits"
                 ) from refused
         entry = _commit_record(cast("Fields", done["entry"]))
         return Reversal(commit=entry, changes=_changes(done))
@@ -303,9 +303,9 @@ def _introduced(root: Path) -> tuple[ControlSocket, Fields]:
 def sealed(root: Path) -> MountError:
     """What is to be said to a command in a sandbox that wants to branch."""
     return MountError(
-        f"{root} is a branch, seen from its sandbox: from in here no branch can be made, "
-        "committed or listed",
-        hint="run the outer command without a sandbox if it is to branch itself",
+        f"{root} is a branch, and this process is in its sandbox: branches cannot be created, "
+        "committed or listed here",
+        hint="run the outer command without a sandbox if it must create branches itself",
         path=str(root),
     )
 
@@ -324,7 +324,7 @@ def _control_path(root: Path) -> str:
         if IN_BRANCH in os.environ:
             raise sealed(root) from error
         raise MountError(
-            f"the mount at {root} does not tell its control socket: {error.strerror}",
+            f"the mount at {root} does not report its control socket: {error.strerror}",
             hint="only mounts made by `branchfs mount` (0.2 or later) can be used",
             path=str(root),
         ) from error
@@ -378,8 +378,8 @@ def _translated(
         raise kind(
             f"{what}: the BranchFS daemon of {root} {state} ({gone})",
             hint=f"`branchfs log {_base_of(root)}` prints its log. Mount the base again, or run "
-            "the command again where it mounts by itself: live branches come back, and a commit "
-            "that was interrupted is finished or taken back",
+            "the command again where it mounts by itself: live branches come back, and a "
+            "commit that was interrupted is finished or rolled back",
             branch=branch,
             path=str(root),
         ) from gone

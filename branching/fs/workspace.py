@@ -596,4 +596,4 @@ def _branch_around(path: Path, backend: Backend) -> BranchRecord | None:
     for branch in backend.branches():
         if branch.name == name:
             return branch
-    raise BranchNotFoundError(f"{path} lies in no open branch", branch=name, path=str(path))
+    raise BranchNotFoundError(f"{path} is not in an open branch", branch=name, path=str(path))

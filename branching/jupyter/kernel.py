@@ -120,7 +120,7 @@ class SessionKernel(Kernel):
             if match[1] == "fork":
                 self._run_command(commands, "fork", match[2].strip())
             elif match[2].strip():
-                raise CommandError("the code for all children begins in the line after %%all")
+                raise CommandError("the code for all children begins on the line after %%all")
             return self._run_in_all(commands, code[match.end() :], options)
         while (match := _COMMAND.match(code)) and match[1] in commands.table:
             self._run_command(commands, match[1], match[2].strip())

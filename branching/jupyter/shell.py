@@ -78,7 +78,7 @@ def start(commands: list[str]) -> None:
     )
 
     def misplaced(_: str) -> None:
-        raise RuntimeError("commands of the kernel stand before all code of a cell")
+        raise RuntimeError("commands of the kernel must come before all code of a cell")
 
     for name in commands:
         shell.register_magic_function(misplaced, "line", name)

@@ -102,7 +102,7 @@ class Branches(Answer):
     """The workspace and its open branches."""
 
     workspace: str = Field(description="The directory as commands in a branch see it")
-    policy: str = Field(description="What a commit means for the siblings of the branch")
+    policy: str = Field(description="Conflict policy for sibling branches")
     branches: list[BranchInfo] = Field(description=f"The last {BRANCHES_MAX} of them")
     left_out: int = Field(default=0, description="Number of older branches that are not listed")
 
@@ -136,7 +136,7 @@ class PathChange(Answer):
         return f"{mark} {self.origin} -> {name}" if self.origin else f"{mark} {name}"
 
 
-WARNINGS = "Committed files that give rights of their owner or group to whoever executes them"
+WARNINGS = "Committed files that give rights of their owner or group to users who execute them"
 REST = "still open; changed paths that were not committed"
 
 
@@ -467,15 +467,15 @@ class FileContent(Answer):
     branch: str
     path: str
     content: str = Field(
-        description="Text, or base64 where the bytes are no UTF-8; empty for an image"
+        description="Text, or base64 if the bytes are not UTF-8; empty for an image"
     )
     encoding: Literal["utf-8", "base64", "image"] = Field(
         description='"image": the answer has the file as image content beside this'
     )
     offset: int = Field(description="Where in the file the content begins, in bytes")
     size: int = Field(description="Bytes of the whole file")
-    truncated: bool = Field(description="The file goes on: ask again with offset + bytes read")
-    next_offset: int | None = Field(None, description="Where to go on reading")
+    truncated: bool = Field(description="The file continues: ask again with offset + bytes read")
+    next_offset: int | None = Field(None, description="Offset at which to continue reading")
     _image: ImageContent | None = PrivateAttr(None)
 
     def with_image(self, data: bytes, mime_type: str) -> FileContent:

@@ -67,8 +67,8 @@ class PythonSession:
             return await run_long(call, name="session", scope=scope)
         except TimeoutError as error:
             raise MemoryBranchError(
-                f"{error}. What it had done by then stays",
-                hint="go on with session_run, with a longer timeout_seconds if it needs that",
+                f"{error}. Its effects until then remain",
+                hint="continue with session_run, with a longer timeout_seconds if needed",
             ) from None
 
     async def fork(self, n: int) -> None:

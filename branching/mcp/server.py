@@ -28,9 +28,9 @@ time to create; a change in it reaches the workspace only by a commit, in one at
 
 """
 _SEVERAL = """\
-To try several ways at once: branch_speculate (the first success wins) or branch_best_of_n (the best
-score wins), with candidates that end with the check that decides ("... && make test"). The winner's
-branch is left open.
+To try several ways concurrently: branch_speculate (the first success wins) or branch_best_of_n (the
+best score wins), with candidates that end with the check that decides ("... && make test"). The
+winner's branch is left open.
 """
 INSTRUCTIONS = f"""\
 {_ABOUT}To try one thing: branch_create, then branch_edit, branch_write and branch_run in the

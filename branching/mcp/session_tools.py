@@ -60,7 +60,7 @@ async def session_pick(
     session: AllowedSession,
     child: Annotated[
         int | None,
-        Field(ge=0, description="Number of the child that goes on. null drops all children"),
+        Field(ge=0, description="Number of the child that continues. null drops all children"),
     ],
 ) -> Changes:
     """Make a child the session: its variables, its open files and its files. The other children

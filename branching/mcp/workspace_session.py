@@ -261,9 +261,9 @@ class WorkspaceSession:
         if self._running.get(name):
             raise BranchError(
                 f"something still runs in branch {name!r}: it was not {what}",
-                hint="wait for its end, or end it: branch_stop for a command in the "
-                "background, session_end for a session; "
-                "branch_abort ends it and drops the branch",
+                hint="wait until it ends, or end it: branch_stop for a command in the "
+                "background, session_end for a session; branch_abort ends it and drops the "
+                "branch",
                 branch=name,
             )
 

@@ -153,7 +153,9 @@ class Pattern:
         if runner is not None and not callable(runner):
             self._cluster, runner = runner, None
         if self._apart is not None and runner is not None:
-            raise TypeError("runner runs candidates elsewhere: it cannot be had with isolation")
+            raise TypeError(
+                "runner runs candidates elsewhere: it cannot be combined with isolation"
+            )
         check_seconds("timeout", timeout)
         if max_parallel is not None and max_parallel < 1:
             raise ValueError(f"max_parallel must be 1 or more, not {max_parallel!r}")

@@ -65,7 +65,7 @@ class Scorer(_Callback):
         ended, printed = self._ask(path, {})
         score = number_in(ended.score.strip() or printed)
         if score is None:
-            raise self._failure("it gave no number on descriptor 3, or as its last line")
+            raise self._failure("it wrote no number to descriptor 3 or as its last line")
         return score
 
 

@@ -114,7 +114,9 @@ def reject_coroutines(value: object) -> object:
     elif not isinstance(value, AsyncGeneratorType):
         return value
     kind = "coroutine" if isinstance(value, CoroutineType) else "generator"
-    raise TypeError(f"patterns call ordinary functions: nothing has run of one that gives a {kind}")
+    raise TypeError(
+        f"candidate returned a {kind}, which was not run; candidates must be synchronous functions"
+    )
 
 
 def read_verdict(value: object) -> CandidateResult:

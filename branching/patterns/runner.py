@@ -183,8 +183,8 @@ class Runner:
             and ends_when_cancelled(candidate)
         ):
             raise TypeError(
-                "isolation, network, env, clean_env and hide are for functions: "
-                "a command is told its own"
+                "isolation, network, env, clean_env and hide are for functions: a command has "
+                "its own"
             )
         index = self._first_index + len(self._attempts)
         attempt = Attempt(index, self._branch(index, parent), feedback, label_of(candidate))
@@ -535,7 +535,7 @@ class Runner:
         self._waiting.clear()
         for attempt in unfinished:
             if timed_out_after is not None:
-                over = TimeoutError(f"not finished when the time of {timed_out_after:g} s was over")
+                over = TimeoutError(f"not finished within the time limit of {timed_out_after:g} s")
                 attempt.end(
                     "timed_out", CandidateResult(success=False, exception=over, exit_code=1)
                 )

@@ -94,7 +94,7 @@ class Workers:
             raise ForkError(
                 f"no thread could be started for {name}, beside {len(self._running)} that run; "
                 "nothing was committed",
-                hint="let fewer run at once: max_parallel, or --parallel",
+                hint="run fewer concurrently: max_parallel, or --parallel",
             ) from error
 
     def _try(self, attempt: Attempt, task: Task, work: Callable[[], CandidateResult]) -> None:

@@ -60,7 +60,7 @@ def scratch_directory(owner: Owner | None) -> Iterator[Path]:
     except OSError as error:
         raise ForkError(
             f"no directory for temporary files could be made: {error.strerror}; nothing ran",
-            hint="make room in /tmp, or point TMPDIR elsewhere",
+            hint="free space in /tmp, or point TMPDIR elsewhere",
             path=error.filename,
         ) from error
     try:

@@ -54,8 +54,8 @@ def reserve_ports() -> Iterator[int]:
                 return
     raise ProcessBranchError(
         f"no range of {PORTS_EACH} free ports is left between {FIRST_PORT} and {PAST_LAST_PORT}: "
-        f"{_RANGES} commands in branches may run at a time",
-        hint="run fewer at once (max_parallel)",
+        f"{_RANGES} commands in branches can run concurrently",
+        hint="run fewer concurrently (max_parallel)",
         limit="ports",
     )
 

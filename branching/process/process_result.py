@@ -117,7 +117,7 @@ def ended_by(
         # A process that handled our SIGTERM and exited was cancelled, too.
         how = "cancelled"
     elif status.timed_out:
-        how, reason = "timeout", f"its time was over ({reason})"
+        how, reason = "timeout", f"timed out ({reason})"
     elif has_failed and oom_kills:
         how, reason = "oom", f"out of memory ({reason})"
     elif has_failed and disk_refusals:

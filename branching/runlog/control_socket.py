@@ -122,7 +122,7 @@ class ControlServer:
         told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         user = _CREDENTIALS.unpack(told)[1]
         line = _line_of(connection)  # closing a connection with unread data discards the reply
-        reply: dict[str, Any] = {"error": f"user {user} may not steer this call"}
+        reply: dict[str, Any] = {"error": f"user {user} is not allowed to control this call"}
         if user in self._welcome:
             reply = self._reply(line)
         connection.sendall(json.dumps(reply).encode() + b"\n")
@@ -131,11 +131,11 @@ class ControlServer:
         try:
             request = json.loads(line)
             if request["v"] != VERSION:
-                return {"error": f"version {request['v']} is not spoken here, {VERSION} is"}
+                return {"error": f"version {request['v']} is not supported, only {VERSION} is"}
             deed = self._actions[request["do"]]
             branch, text = str(request.get("branch", "")), str(request.get("text", ""))
         except (ValueError, KeyError, TypeError):
-            return {"error": "that is no request"}
+            return {"error": "it is not a request"}
         try:
             deed(branch, text)
         except (BranchingError, OSError) as error:
@@ -153,7 +153,7 @@ def send_request(control_server: Path, do: str, branch: str = "", text: str = ""
         reply = _exchange(control_server, {"v": VERSION, "do": do, "branch": branch, "text": text})
     except (OSError, ValueError) as error:
         raise BranchError(
-            f"the program that tries branch {branch!r} does not answer ({error}); nothing was done",
+            f"the program that runs branch {branch!r} does not answer ({error}); nothing was done",
             branch=branch,
         ) from error
     if "error" in reply:

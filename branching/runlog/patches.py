@@ -25,7 +25,7 @@ WHOLE_PATCH_BYTES_MAX = 64 << 20
 """Maximum size for a winner, whose version of conflicting files exists nowhere else, and for
 branches that were dropped without a decision of the user."""
 SUFFIX = ".patch"
-CUT = "[the rest is left out: a patch that is kept has {} bytes]\n"
+CUT = "[patch truncated at {} bytes]\n"
 
 
 def patch_of(branch: Branch, bytes_max: int = PATCH_BYTES_MAX) -> bytes:

@@ -182,7 +182,11 @@ class RunController:
             tell(text)
         if not files and not tellers:
             raise BranchError(
-                f"branch {branch!r} was not told: what runs there has no steer file", branch=branch
+                (
+                    f"cannot send a message to branch {branch!r}: its command was started without "
+                    "a message file"
+                ),
+                branch=branch,
             )
         for file in files:
             append_message(file, branch, text)
@@ -205,8 +209,8 @@ class RunController:
             found = list(self._running.get(self._called.get(branch, branch), ()))
         if not found:
             raise BranchError(
-                f"nothing that runs in branch {branch!r} can be steered: it has ended, or waits "
-                "for its turn, or is a function of the program that tries it",
+                f"the candidate of branch {branch!r} cannot be controlled: it has ended, has not "
+                "started, or is a function in the calling program",
                 branch=branch,
             )
         return found
@@ -223,7 +227,10 @@ def append_message(file: Path, branch: str, text: str) -> None:
     try:
         if os.fstat(descriptor).st_size + len(line) > WORDS_BYTES_MAX:
             raise BranchError(
-                f"branch {branch!r} was not told: it has been told {WORDS_BYTES_MAX} bytes already",
+                (
+                    f"cannot send a message to branch {branch!r}: its message file has "
+                    f"{WORDS_BYTES_MAX} bytes already"
+                ),
                 branch=branch,
             )
         os.write(descriptor, line)

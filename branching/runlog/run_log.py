@@ -252,7 +252,7 @@ class RunLog:
 
     def _give_up(self, error: OSError) -> None:
         self._close()
-        text = f"branching: from here on no output is kept for `branching log`: {error}"
+        text = f"branching: output is no longer recorded for `branching log`: {error}"
         print(text, file=sys.stderr, flush=True)
 
     def _open(self, path: Path) -> int:
@@ -390,7 +390,7 @@ class _Log:
         if self._bytes + len(data) >= LOG_BYTES_MAX:
             self._is_full = True
             data = data[: data.rfind(b"\n", 0, LOG_BYTES_MAX - self._bytes) + 1]
-            data += f"[what follows is not kept: a log has {LOG_BYTES_MAX} bytes]\n".encode()
+            data += f"[log truncated at {LOG_BYTES_MAX} bytes]\n".encode()
         self._bytes += len(data)
         while data:
             data = data[os.write(self._file, data) :]

@@ -133,7 +133,7 @@ def unpark(interpreter: Interpreter) -> None:
     answer = interpreter.ask(b"unpark")
     if failed := answer["not_opened"]:
         raise MemoryBranchError(
-            f"{interpreter.name} goes on, but could not open again: {'; '.join(failed)}",
+            f"{interpreter.name} continues, but could not reopen: {'; '.join(failed)}",
             hint="open these files again in the code",
         )
 

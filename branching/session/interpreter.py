@@ -238,7 +238,7 @@ class Interpreter:
         try:
             words = json.loads(message)
         except ValueError:
-            words = {"failed": "it sent something else than an answer"}
+            words = {"failed": "it sent an invalid answer"}
         if "failed" in words:
             raise MemoryBranchError(f"{self.name}: {words['failed']}")
         if self.process < 0:

@@ -217,7 +217,7 @@ class Session(CodeRunner):
         with self._lock:
             if child not in self._children:
                 raise MemoryBranchError(
-                    f"{child!r} is no child of this session that can be picked",
+                    f"{child!r} is not a child of this session that can be picked",
                     hint="pick one of session.children",
                 )
             self._bury()

@@ -29,17 +29,17 @@ class BranchActions:
         """Pauses what runs, or lets it go on."""
         is_paused = view.state == "paused"
         send_request(self._control_server(view), "resume" if is_paused else "pause", view.name)
-        return f"{view.name} goes on" if is_paused else f"{view.name} is paused"
+        return f"{view.name} is resumed" if is_paused else f"{view.name} is paused"
 
     def stop(self, view: BranchView) -> str:
-        """Ends what runs; its call goes on without it."""
+        """Stops the candidate; its call continues without it."""
         send_request(self._control_server(view), "stop", view.name)
-        return f"{view.name} is told to end"
+        return f"{view.name} is being stopped"
 
     def tell(self, view: BranchView, text: str) -> str:
         """Adds a line to its steer file, or to an agent's conversation."""
         send_request(self._control_server(view), "tell", view.name, text)
-        return f"told {view.name}; a program hears it if it reads BRANCHING_STEER"
+        return f"sent to {view.name}; the program receives it if it reads BRANCHING_STEER"
 
     def check_steered(self, view: BranchView) -> None:
         """Raises what the keys for what runs would raise, as far as that is known here."""
@@ -53,13 +53,14 @@ class BranchActions:
                 send_request(self._control_socket(view), "keep", view.name)
                 return self._kept(view)
             if view.entry is None and not view.is_dropped_next:
-                return f"{view.name} is open; if the program that made it runs still, it may end it"
+                return f"{view.name} is open; the program that created it may still end it"
             if view.is_dropped_next and view.record is not None:
                 release(self._space, view.record)
             return f"{view.name} is open, and stays so until you commit or abort it"
         if view.record is None:
             raise BranchError(
-                f"{view.name} is a command in a branch that is there; keep that", branch=view.name
+                f"{view.name} runs inside an existing branch; keep that branch instead",
+                branch=view.name,
             )
         send_request(self._control_server(view), "keep", view.name)
         return self._kept(view)
@@ -92,7 +93,7 @@ class BranchActions:
         return f"{view.name} is rebased"
 
     def abort(self, view: BranchView) -> str:
-        """Ends what runs in the branch, if it can be reached, and drops it with all it holds."""
+        """Stops the command in the branch, if it can be reached, and drops the branch."""
         if view.is_running:
             send_request(self._control_server(view), "stop", view.name)
         if view.record is None:
@@ -122,8 +123,8 @@ class BranchActions:
         self._check_open(view)
         if view.is_running:
             raise BranchError(
-                f"{view.name} was not committed: it still runs; have it kept (k) and stop it (x), "
-                "and commit it when it has ended",
+                f"{view.name} was not committed: it still runs; keep it (k), stop it (x), and "
+                "commit it when it has ended",
                 branch=view.name,
             )
 
@@ -157,7 +158,10 @@ class BranchActions:
     def _control_socket(self, view: BranchView) -> Path:
         if view.entry is None or not view.entry.door or self._logs is None:
             raise BranchError(
-                f"{view.name} cannot be steered: the program that made it takes no requests",
+                (
+                    f"{view.name} cannot be controlled: the program that created it accepts no "
+                    "requests"
+                ),
                 branch=view.name,
             )
         return self._logs / view.entry.door

@@ -83,7 +83,7 @@ class ForkPicker(ModalScreen[Fork | None]):
         each = "" if settings.per_branch_usd is None else f"{settings.per_branch_usd:g}"
         total = "" if settings.aggregate_usd is None else f"{settings.aggregate_usd:g}"
         with Vertical():
-            yield Static("Fork: label, what the branch is told, provider:model, budget in $")
+            yield Static("Fork: label, instruction, provider:model, budget in $")
             with VerticalScroll():
                 for row in range(1, settings.branches + 1):
                     values = ("", "", settings.models.get(row, ""), each)

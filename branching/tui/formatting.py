@@ -113,7 +113,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def filled(text: str, width: int) -> str:
-    """Cuts a text at its end, and shows that, or fills it up: it has exactly this width then."""
+    """Truncates with an ellipsis, or pads, `text` to exactly `width` cells."""
     if cell_len(text) > width > 0:
         return _head(text, width - 1) + "…"
     return set_cell_size(text, width)

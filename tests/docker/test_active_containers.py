@@ -65,7 +65,9 @@ def test_what_never_started_is_removed(state: str, workspace: Path, settings: st
     engine = FakeEngine([replace(ONE, state=state, workspace=str(workspace), warm_settings=settings)])
     found, said = asked(engine)
     assert (found, engine.removed) == ([], ["id-of-one"])
-    assert said == ["removed the container one, which was never started: what should have done it was killed."]
+    assert said == [
+        "removed the container one, which was never started: the process that should have removed it was killed."
+    ]
 
 
 @pytest.mark.parametrize("state", ["exited", "stopped", "dead", "removing"])
@@ -74,7 +76,7 @@ def test_a_warm_one_that_has_ended_is_removed(state: str) -> None:
     engine = FakeEngine([replace(ONE, state=state, created=time.time())])
     found, said = asked(engine)
     assert (found, engine.removed) == ([], ["id-of-one"])
-    assert said == ["removed the container one, which has ended: what should have done it was killed."]
+    assert said == ["removed the container one, which has ended: the process that should have removed it was killed."]
 
 
 def test_a_start_and_an_end_are_waited_for() -> None:
@@ -113,7 +115,7 @@ def test_what_is_not_in_the_way_is_let_be() -> None:
 def test_what_cannot_be_removed_is_an_error() -> None:
     engine = FakeEngine([replace(ONE, state="dead")])
     engine.refuses_to_remove = True
-    with pytest.raises(EngineError, match="one does not run, but is not removed"):
+    with pytest.raises(EngineError, match="one has stopped, but was not removed"):
         asked(engine)
 
 

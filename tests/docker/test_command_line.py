@@ -41,13 +41,13 @@ def test_the_version_is_printed() -> None:
 
 def test_root_in_a_directory_of_another_owner_is_warned_of(tmp_path: Path) -> None:
     """In a branch root has no capabilities, so that owner's files are closed to it."""
-    warning = "they can write only where everyone may"
+    warning = "they can write only where all users can"
     assert warning not in wrapper("-w", tmp_path, "--root", "--dry-run", "run", "true").stderr
     os.chown(tmp_path, 12345, 12345)
     words = ("--dry-run", "run", "true")
     assert f"{tmp_path} belongs to user 12345: {warning}" in wrapper("-w", tmp_path, "--root", *words).stderr
     assert warning not in wrapper("-w", tmp_path, *words).stderr
-    assert "it writes only where everyone may" in " ".join(wrapper("--help").stdout.split())
+    assert "it can write only where all users can" in " ".join(wrapper("--help").stdout.split())
 
 
 @pytest.mark.parametrize(("kind", "chosen"), [("an environment", "python3"), ("a directory of many", "pip's own")])
@@ -175,7 +175,7 @@ def test_an_output_that_takes_nothing_is_125_and_one_sentence(arguments: list[st
     with Path("/dev/full").open("w") as full:
         told = subprocess.run([WRAPPER, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert told.returncode == 125
-    assert told.stderr.startswith("branching-docker: this machine did not let us go on.\nCause: [Errno 28]")
+    assert told.stderr.startswith("branching-docker: the system refused an operation.\nCause: [Errno 28]")
 
 
 def test_a_missing_docker_is_named(tmp_path: Path) -> None:
@@ -219,14 +219,14 @@ def test_an_unknown_context_is_named(tmp_path: Path) -> None:
 def test_a_forbidden_socket_says_how_to_be_allowed() -> None:
     told = unreachable(PermissionError(13, "Permission denied"), "/var/run/docker.sock")
     assert isinstance(told, EngineError)
-    assert told.message.startswith("you may not talk to Docker")
+    assert told.message.startswith("permission denied: Docker")
     assert "usermod -aG docker" in told.hint
 
 
 def test_build_names_a_tree_without_a_dockerfile(tmp_path: Path) -> None:
     told = wrapper("build", tmp_path)
     assert told.returncode == 125
-    assert "holds no Dockerfile" in told.stderr
+    assert "has no Dockerfile" in told.stderr
 
 
 def test_the_watcher_acts_when_its_pipe_closes_and_not_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,10 @@ plan = plan_recovery(pathlib.Path({str(journal.parents[1])!r}), settings=Setting
 watch("it", image="that", command={str(fake)!r}, environ=os.environ, recovery=plan)
 """
     # Standard error is open until the watcher has nothing to say any more.
-    for entries, said in (([], ""), (["7"], "the container was killed in a commit: the commit of x was finished.\n")):
+    for entries, said in (
+        ([], ""),
+        (["7"], "the container was killed during a commit: the commit of x was finished.\n"),
+    ):
         for entry in entries:
             (journal / entry).mkdir()
         client = subprocess.run([sys.executable, "-c", watch], capture_output=True, text=True, timeout=60)

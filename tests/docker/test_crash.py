@@ -132,14 +132,14 @@ def test_a_commit_that_is_killed_half_way_is_recovered(
         client.wait(SECONDS_MAX)
         said = client.stderr.read()
     assert client.returncode == 137, said
-    report = "which was under way, was finished"
+    report = "which was interrupted, was finished"
     if way == "docker":
         assert generation(project) >= {"0", "1"}, "between, as long as nothing has recovered"
         doctor = run(image, project, "doctor")
         assert "warning  journal: a commit to" in doctor.stdout
         said = run(image, project, "recover").stderr
     else:
-        assert "branching-docker: the container was killed in a commit" in said
+        assert "branching-docker: the container was killed during a commit" in said
     assert report in said
     assert journal(project) == []
     assert generation(project) == {"1"}
@@ -303,6 +303,6 @@ def test_a_container_that_never_started_is_removed_by_the_next(
         engine.containers.create(image, name=f"branching-crash-{os.getpid()}-{name}", labels=labels)
     found = run(image, project, "run", "--", "touch", "made")
     assert found.returncode == 0, found.stderr
-    assert found.stderr.count("which was never started: what should have done it was killed.") == 2
+    assert found.stderr.count("which was never started: the process that should have removed it was killed.") == 2
     assert (project.root / "made").stat().st_uid == project.owner
     wait_until_gone(engine, project)

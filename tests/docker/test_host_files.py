@@ -129,7 +129,7 @@ def test_a_token_is_read_on_the_host_and_only_if_it_is_private(tmp_path: Path) -
     call = extract_host_file(["mcp", "--http", "0", "--token-file", str(file)])
     assert (call.words, call.variables) == (["mcp", "--http", "0"], {"BRANCHING_MCP_TOKEN": "0123456789abcdef"})
     file.chmod(0o640)
-    with pytest.raises(WorkspaceError, match="others may read"):
+    with pytest.raises(WorkspaceError, match="other users can read"):
         extract_host_file(["mcp", "--token-file", str(file)])
     with pytest.raises(WorkspaceError, match="cannot be used"):
         extract_host_file(["mcp", "--token-file", str(tmp_path / "none")])

@@ -190,13 +190,13 @@ def test_the_wrappers_variable_comes_after_the_users(tmp_path: Path) -> None:
 def test_a_volume_that_is_not_there_is_not_left_to_docker_which_would_make_it_as_root(
     tmp_path: Path, make: Callable[..., object]
 ) -> None:
-    with pytest.raises(WorkspaceError, match="is not there") as refused:
+    with pytest.raises(WorkspaceError, match="does not exist") as refused:
         make(tmp_path, settings=Settings(volume=("named:/a", f"{tmp_path}/a b:/b")))
     assert refused.value.hint == f"mkdir -p '{tmp_path}/a b'"
 
 
 def test_a_volume_without_a_place_is_not_left_to_docker_which_would_make_an_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="does not say where in the container") as refused:
+    with pytest.raises(WorkspaceError, match="the path in the container is missing") as refused:
         plan(tmp_path, "run", settings=Settings(volume=("/data",)))
     assert refused.value.hint == "-v /data:/data"
 

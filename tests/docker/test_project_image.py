@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from branching_docker.errors import WorkspaceError
+from branching_docker.errors import ImageError, WorkspaceError
+from branching_docker.image import require_image
 from branching_docker.project_image import AGENT_PACKAGES, DOCKERFILE, IGNORE_FILE, SETTINGS_FILE, plan_project_image
+from branching_docker.settings import Settings
 from conftest import ROOT, WRAPPER
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from branching_docker.engine import Engine
 
 BUILD_SECONDS_MAX = 600
 OWNER = 1000
@@ -68,6 +73,19 @@ def test_the_images_name_is_one_that_docker_accepts(tmp_path: Path) -> None:
     assert names == ["branching-my-project-2", "branching-t", "branching-project"]
 
 
+def test_the_hint_of_a_missing_image_of_a_project_is_how_to_build_it(tmp_path: Path) -> None:
+    planned = plan_project_image(tmp_path, base="branching", agents=())
+    engine = cast("Engine", SimpleNamespace(command="docker", image_labels=lambda _: None))
+    for settings in (Settings(image=planned.name), Settings()):
+        with pytest.raises(ImageError) as refused:
+            require_image(engine, settings, tmp_path)
+        assert str(refused.value.hint).startswith("branching-docker build, or")
+    planned.write()
+    with pytest.raises(ImageError) as refused:
+        require_image(engine, Settings(image=planned.name), tmp_path)
+    assert refused.value.hint == planned.next_steps("docker")[0]
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     done = subprocess.run([WRAPPER, "--dry-run", "init"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -95,7 +113,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 def test_an_unknown_agent_is_a_usage_error(tmp_path: Path) -> None:
     done = init(tmp_path, "--agent", "nobody")
     assert done.returncode == 2
-    assert "none of claude" in done.stderr
+    assert "choose one of claude" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -85,7 +85,7 @@ def test_branches_are_found_where_they_are_kept_or_that_is_said(
     changed(image, other, volume, "abort", "kept")
     done = run(image, project, "commit", "kept")
     assert done.returncode == 0, done.stderr
-    assert f'have their place in the volume "{volume}": going on there' in done.stderr
+    assert f'are stored in the volume "{volume}"; continuing there' in done.stderr
     assert (project.root / "of-kept").exists()
     assert not (other.root / "of-kept").exists()
 

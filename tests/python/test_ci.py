@@ -82,5 +82,5 @@ def test_a_job_commits_the_winner_writes_the_report_and_ends_as_the_call_does(
     assert "I won" in report
     done, report = service(project, "best-of-n\n-n\n2\n--\nfalse")
     assert done.returncode == 1
-    assert "None was committed" in report
+    assert "Nothing was committed" in report
     assert service(project, "no-such-command")[0].returncode == 2

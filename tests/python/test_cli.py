@@ -639,7 +639,7 @@ class TestStatus:
         (place / "base").mkdir()
         with Workspace.mount(place / "base", policy="snapshot") as space:
             out = branching(space.root, "status").out
-            assert "driver: fuse, not overlay: it serves the policy first-winner alone\n" in out
+            assert "driver: fuse, not overlay: it supports only the policy first-winner\n" in out
 
 
 class TestKeptBranches:

@@ -591,9 +591,12 @@ assert (base / ".branching" / "logs" / f"{{name}}.log").read_text() == "said\\n"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--address", "here"], "give --runner, too"),
+        (["--address", "here"], "need --runner"),
         (["--runner", "ray", "--on-error", "keep"], "--on-error keep"),
-        (["--runner", "dask", "--group-memory-limit", "1G"], "cannot be kept on several machines"),
+        (
+            ["--runner", "dask", "--group-memory-limit", "1G"],
+            "cannot be enforced on several machines",
+        ),
         (["--runner", "dask", "--address", "tcp://127.0.0.1:1"], "cannot connect"),
         (["--runner", "ray", "--address", "ray://127.0.0.1:1"], "is for Ray clients"),
     ],

@@ -115,7 +115,7 @@ class TestCreate:
         run.wait_for_line("up")
         done = branching(base, "close")
         assert done.code == 0
-        assert "unmounted with the last" in done.err
+        assert "unmounted when the last" in done.err
         assert path.is_dir()
         (path.parent / "@other" / "stop").touch()
         assert run.done().code == 0

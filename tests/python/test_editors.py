@@ -185,7 +185,7 @@ def test_a_nested_branch_is_shown_beside_its_parent(
 
 
 def test_an_editor_stays_as_long_as_its_files_are_there(place: Path, programs: Path) -> None:
-    """The directory is mounted for the while, which ends with the editor."""
+    """The directory is mounted until the editor ends."""
     project = place / "project"
     project.mkdir()
     (project / "file").write_text("old\n")
@@ -205,9 +205,9 @@ def test_an_editor_stays_as_long_as_its_files_are_there(place: Path, programs: P
     ("words", "tool", "code", "says"),
     [
         (["--tool"], "exit 3", 125, "the editor ended with exit code 3"),
-        (["--tool", "--json"], "true", 2, "--tool goes with neither"),
-        (["--tool", "nowhere"], "true", 2, "changed no file"),
-        (["--patch", "seed.txt"], "true", 2, "--patch is of the whole branch"),
+        (["--tool", "--json"], "true", 2, "--tool cannot be combined with"),
+        (["--tool", "nowhere"], "true", 2, "no changed file"),
+        (["--patch", "seed.txt"], "true", 2, "--patch prints the whole branch"),
     ],
 )
 def test_what_cannot_be_shown_is_said(

@@ -156,7 +156,7 @@ class TestCommands:
         archive = str(place / "foreign.tar")
         with tarfile.open(archive, "w") as foreign:
             foreign.addfile(tarfile.TarInfo("file"))
-        note = "the archive does not say what it was made against"
+        note = "the archive does not record the state it was made from"
         for words, is_noted in (((), True), (("--json",), False), (("--force",), False)):
             done = branching(root, "load", *words, "again", archive)
             assert (done.code, note in done.err) == (0, is_noted), words

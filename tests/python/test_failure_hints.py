@@ -26,7 +26,7 @@ def test_a_program_that_is_not_in_the_image_is_named(
     [named] = hints("no-such-program")
     assert named.startswith("'no-such-program' is not in the image; branching-docker init ")
     [inner] = hints("sh", "-c", "no-such-program")
-    assert inner.startswith("a program that it runs is not in the image")
+    assert inner.startswith("a program that it starts is not in the image")
     assert hints("no-such-program", code=1) == []
 
 

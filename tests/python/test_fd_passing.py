@@ -77,7 +77,7 @@ def test_where_there_is_never_room_nothing_runs_and_others_run_on(
             monkeypatch.setattr(fd_passing, "WAIT_SECONDS_MAX", 0.0)
             before = fork_server_client._server
             with (
-                pytest.raises(ForkError, match="on their way from one program to another"),
+                pytest.raises(ForkError, match="in transit between programs"),
                 BranchContext(lambda path: (path / "ran").touch(), branch),
             ):
                 pass

@@ -58,7 +58,7 @@ def test_a_listed_name_that_no_longer_exists_is_refused(
     """What vanished may come back, and would then be readable."""
     listed = masked_files._Listing(None, [f"{tmp_path}/.env"], [])
     monkeypatch.setattr(masked_files.Finder, "_listed", lambda *_: listed)
-    with pytest.raises(OSError, match="somebody changes it meanwhile") as caught:
+    with pytest.raises(OSError, match="another process is changing it") as caught:
         masked_files.find(str(tmp_path), [".env"])
     assert caught.value.errno == errno.ESTALE
 
@@ -78,7 +78,7 @@ def test_what_is_lost_while_other_names_are_looked_for_is_refused(
         yield top, [], [".env", "other", *gone]
 
     monkeypatch.setattr(os, "walk", walk)
-    with pytest.raises(OSError, match=r"somebody changes it|closed meanwhile"):
+    with pytest.raises(OSError, match=r"another process is changing it|closed meanwhile"):
         masked_files.find(str(tmp_path), [".env"])
 
 

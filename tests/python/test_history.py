@@ -127,7 +127,7 @@ class TestCommands:
             *("commit", "branch", "committed", "changed", "A")
         ]
         done = branching(root, "show", "-p", "two")  # a run keeps no patch, a race does
-        assert (done.code, done.out, "no patch is kept" in done.err) == (0, "", True)
+        assert (done.code, done.out, "no patch was saved" in done.err) == (0, "", True)
         document = branching(root, "show", "two", "--json").document
         assert (document["commit"]["id"], document["changes"][0]["path"]) == (second["id"], "two")
         assert branching(root, "show", "three").code == 2

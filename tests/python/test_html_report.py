@@ -92,10 +92,10 @@ def test_the_page_of_one_branch_and_of_an_earlier_call_can_be_had(real: Mounted)
     call = branching(real.root, "log").out.split()[0].rpartition("-")[0]
     branching(real.root, "speculate", "-q", "-c", "echo b > b")
     assert "1 candidate " in page_of(real).texts["p"][0]
-    assert "None was committed." in page_of(real, call).texts["p"][1]
+    assert "Nothing was committed." in page_of(real, call).texts["p"][1]
     only = page_of(real, f"{call}-1")
     assert len(only.texts["section"]) == 1
-    assert "No patch is kept." in only.texts["section"][0]
+    assert "No patch was saved." in only.texts["section"][0]
 
 
 def test_what_candidates_wrote_is_text_and_never_markup(real: Mounted) -> None:
@@ -123,7 +123,7 @@ def test_the_page_excludes_other_forms_and_needs_a_call(real: Mounted) -> None:
     for other in ("--patch", "--json"):
         done = branching(real.root, "log", "--html", other, "x")
         assert done.code == 2
-        assert "--html goes with neither" in done.err + done.out
+        assert "--html cannot be combined with" in done.err + done.out
     done = branching(real.root, "log", "--html")
     assert done.code == 2
     assert "nothing has run yet" in done.err
@@ -136,7 +136,7 @@ def test_a_call_writes_its_report_also_when_nothing_succeeds(real: Mounted, tmp_
     assert Page(file.read_text()).texts["section"][1].startswith("1: sleep 0.3; echo won >a")
     done = branching(real.root, "speculate", "-q", "-c", "exit 3", "--report", str(file))
     assert done.code == 1
-    assert "None was committed." in Page(file.read_text()).texts["p"][1]
+    assert "Nothing was committed." in Page(file.read_text()).texts["p"][1]
     assert [path.name for path in tmp_path.iterdir()] == ["race.html"]
 
 

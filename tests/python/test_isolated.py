@@ -277,10 +277,10 @@ class TestWalls:
         ("options", "error", "message"),
         [
             ({"hide": "**/.env"}, TypeError, "sequence of globs"),
-            ({"hide": ["/etc/passwd"]}, ValueError, "no glob"),
+            ({"hide": ["/etc/passwd"]}, ValueError, "not a glob"),
             ({"isolation": "some"}, ValueError, "isolation must be"),
-            ({"isolation": "none", "hide": ["x"]}, ValueError, "walls of the sandbox"),
-            ({"isolation": "none", "network": False}, ValueError, "walls of the sandbox"),
+            ({"isolation": "none", "hide": ["x"]}, ValueError, "need the sandbox"),
+            ({"isolation": "none", "network": False}, ValueError, "need the sandbox"),
             ({"hide": ["x"], "runner": print}, TypeError, "elsewhere"),
         ],
     )

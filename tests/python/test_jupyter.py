@@ -127,7 +127,10 @@ def test_errors_are_those_of_the_cell_and_the_kernel_continues(
     assert errors[1][0] == "SyntaxError"
     assert errors[2] == ("UsageError", "there are no children; %fork N makes some")
     assert errors[3] == ("UsageError", "a number is missing: %fork 3")
-    assert errors[4] == ("RuntimeError", "commands of the kernel stand before all code of a cell")
+    assert errors[4] == (
+        "RuntimeError",
+        "commands of the kernel must come before all code of a cell",
+    )
     assert errors[6][0] == "MemoryBranchError"
     assert "running threads" in errors[6][1]
     assert texts(book.cells[7]) == ["2"]

@@ -112,7 +112,7 @@ class TestLogbook:
         block = event("output", text="\n".join(line.text for line in lines))
         self.write(tmp_path, event("started"), *(lines if each_alone else [block, block]))
         told = (tmp_path / "logs" / "call-0.log").read_text().splitlines()
-        assert told == ["x" * 39, "x" * 39, "[what follows is not kept: a log has 100 bytes]"]
+        assert told == ["x" * 39, "x" * 39, "[log truncated at 100 bytes]"]
 
     def test_the_oldest_make_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(run_log, "ENTRIES_MAX", 3)

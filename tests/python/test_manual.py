@@ -27,6 +27,22 @@ def test_the_manual_is_what_help_says() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+STILTED = re.compile(
+    r"\b(anew|at once|goes (on|with)|is no(ne)?|meanwhile|mend|nobody|ours|so too|somebody"
+    r"|told|what becomes|whoever)\b",
+    re.IGNORECASE,
+)
+PAGES = [
+    *sorted((REPOSITORY / "docs").glob("commands*.md")),
+    REPOSITORY / "docs" / "branching-docker.md",
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_manual_is_plain_english(page: Path) -> None:
+    assert [found[0] for found in STILTED.finditer(page.read_text())] == []
+
+
 def commands() -> list[str]:
     return [command.name for command in app.registered_commands if command.name]
 

@@ -75,7 +75,7 @@ async def test_a_command_that_ends_says_how(real_workspace: Workspace) -> None:
         assert (ended["running"], ended["exit_code"], ended["reason"]) == (False, 3, "exit 3")
         started = await agent.call("branch_start", branch="b", command="sleep 600")
         ended = await agent.call("branch_output", id=started["id"], wait_seconds=100)
-        assert "its time was" in ended["reason"]  # the longest that the server allows
+        assert "timed out" in ended["reason"]  # the longest that the server allows
         said = await agent.refused("branch_start", branch="b", command="true", timeout_seconds=3)
         assert "at most 2" in said
         for tool in ("branch_output", "branch_stop"):

@@ -439,8 +439,8 @@ def test_a_race_ends_when_its_http_client_is_killed(project: Path, mode: str) ->
         (["--http", "0", "--token-file", "short"], "", "less than 16 characters"),
         (["--http", "0"], "short", "less than 16 characters"),
         (["--token-file", "good"], "", "--token-file is for --http"),
-        (["--hide", "/etc/passwd"], "", "is no glob"),
-        (["--hide", "../x"], "", "is no glob"),
+        (["--hide", "/etc/passwd"], "", "is not a glob"),
+        (["--hide", "../x"], "", "is not a glob"),
     ],
 )
 def test_what_protects_nothing_is_refused(

@@ -76,7 +76,7 @@ async def test_a_failure_has_its_traceback_and_the_session_continues(
             "session_run", code="import time; time.sleep(600)", timeout_seconds=0.3
         )
         assert "did not end within 0.3 s" in late
-        assert "What it had done by then stays" in late
+        assert "Its effects until then remain" in late
         await agent.call(
             "session_run", code="import subprocess; p = subprocess.Popen(['sleep', '300'])"
         )

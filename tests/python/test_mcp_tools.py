@@ -136,7 +136,7 @@ async def test_a_race_of_three_commands(real_workspace: Workspace, mode: str) ->
 
 async def test_commits_warn_of_files_that_give_rights(real_workspace: Workspace) -> None:
     make = "for n in $(seq 12); do : >$n; chmod 4755 $n; done; : >plain"
-    warning = "with set-user-ID: whoever executes it gets rights of its owner or group"
+    warning = "with set-user-ID: users who execute it get rights of its owner or group"
     async with connected(served(real_workspace)) as agent:
         await agent.call("branch_create", name="b")
         await agent.call("branch_run", branch="b", command=make)

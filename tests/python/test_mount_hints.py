@@ -34,7 +34,7 @@ def test_a_user_without_an_entry_needs_one_and_no_package() -> None:
 
 
 def test_in_a_user_namespace_no_hint_says_to_remove_roots_directory() -> None:
-    """It belongs to root outside, so it cannot be removed. The mount itself is what is refused."""
+    """It belongs to root outside, so it cannot be removed. The mount is what is refused."""
     code, text = command_as(f"{AS_STRANGER} {IN_NAMESPACE}", "666")
     assert (code, "is not permitted" in text) == (125, True), text
     assert "/run/branchfs" not in text

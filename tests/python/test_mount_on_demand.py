@@ -447,4 +447,4 @@ def test_in_a_sandbox_it_is_said_that_nothing_can_be_branched(
     root: Path = request.getfixturevalue(driver).root
     done = branching(root, "run", "--no-log", "--", sys.executable, "-m", "branching", "ls")
     assert done.code == 125
-    assert "seen from its sandbox: from in here no branch can be made" in done.err
+    assert "this process is in its sandbox: branches cannot be created" in done.err

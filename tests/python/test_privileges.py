@@ -12,7 +12,7 @@ from support.command import branching
 
 from branching import Workspace
 
-WARNING = "warning: the commit has 'bin/tool' with {}: whoever executes it gets rights of its owner"
+WARNING = "warning: the commit has 'bin/tool' with {}: users who execute it get rights of its owner"
 MAKE = "mkdir -p bin; cp /bin/true bin/tool; chmod {} bin/tool"
 RACES = [["speculate", "-c"], ["tournament", "--judge", "echo a", "-c"]]
 

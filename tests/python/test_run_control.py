@@ -188,7 +188,7 @@ class TestHelm:
         controller = RunController()
         with (
             controller.controlling("b", Sleeper(), None),
-            pytest.raises(BranchError, match="no steer file"),
+            pytest.raises(BranchError, match="without a message file"),
         ):
             controller.tell("b", "x")
 
@@ -248,7 +248,7 @@ class TestDoor:
                 os.setuid(as_user[0])
                 send_request(place / opened.name, "ping")
             except BranchError as error:
-                os._exit(0 if "may not steer" in str(error) else 1)
+                os._exit(0 if "is not allowed to control" in str(error) else 1)
             finally:
                 os._exit(2)
         assert os.waitpid(pid, 0)[1] == 0

@@ -94,7 +94,7 @@ class TestKeepLosers:
 
     def test_a_setup_nests_the_branches_and_is_refused(self, root: Path) -> None:
         done = branching(root, *self.RACE, "--keep-losers", "--setup", "true")
-        assert (done.code, "--keep-losers goes with neither" in done.err) == (2, True)
+        assert (done.code, "--keep-losers cannot be combined with" in done.err) == (2, True)
 
 
 class TestDirectory:
@@ -144,6 +144,11 @@ def test_the_settings_file_of_the_user_has_defaults(root: Path, tmp_path: Path) 
     assert "aborted" in done.err
     done = branching(root, "best-of-n", "--json", "--", "true", **environment)
     assert done.document["candidate_count"] == 2
+    file.write_text("clean-env = true\n")
+    words = ("run", "--", "sh", "-c", "test -z $KEY")
+    assert branching(root, *words, KEY="1", **environment).code == 0
+    done = branching(root, *words, KEY="1", BRANCHING_NO_CONFIG="1", **environment)
+    assert done.code == 1, done.err
     for text, why in (
         ("hid = []", "there is no option --hid"),
         ("hide = 3", "hide"),

@@ -201,7 +201,7 @@ def test_what_has_not_run_has_not_succeeded(
     outcome = Speculate([function])(workspace)
     assert not outcome.committed
     assert isinstance(outcome.all_results[0].exception, TypeError)
-    with pytest.raises(TypeError, match="ordinary functions"):
+    with pytest.raises(TypeError, match="synchronous functions"):
         Speculate([lambda path: True], setup=function)(workspace)
     told: list[str | None] = []
     Reflexion(

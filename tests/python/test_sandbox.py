@@ -109,7 +109,7 @@ class TestFiles:
 
     @pytest.mark.parametrize("hide", ["/etc/passwd", "../x", ""])
     def test_a_glob_that_leads_out_is_refused(self, tmp_path: Path, hide: str) -> None:
-        with pytest.raises(ValueError, match="no glob"):
+        with pytest.raises(ValueError, match="not a glob"):
             Sandbox.of(tmp_path, hide=[hide])
 
     def test_globs_are_a_list(self, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
 
 
 def test_a_branch_can_be_seen_at_the_base_itself(real: Mounted) -> None:
-    """As a directory that is mounted for the while shows it; the mount itself is out of sight."""
+    """With a temporary mount, commands see the directory itself and not the mount."""
     space = Workspace(real.root)
     with (
         space.branch("sibling", on_success=None) as sibling,

@@ -108,7 +108,7 @@ class TestByLevels:
             assert done.document["winner"] == {"index": 1, "score": 4.0}
         words = ["best-of-n", "--judge", "echo much", "-n", "1", "true"]
         done = branching(root, *words)
-        assert (done.code, "gave no number" in done.err) == (125, True)
+        assert (done.code, "wrote no number" in done.err) == (125, True)
 
     def test_an_expansion_that_fails_ends_the_call(self, root: Path) -> None:
         done = branching(root, "beam-search", "-c", "touch made", "--expand", "exit 3")

@@ -245,7 +245,7 @@ def test_a_session_that_has_forked_waits(session: Session) -> None:
         with pytest.raises(MemoryBranchError, match="has forked"):
             attempt()
     session.pick(children[0])
-    with pytest.raises(MemoryBranchError, match="is no child of this session"):
+    with pytest.raises(MemoryBranchError, match="is not a child of this session"):
         session.pick(children[0])
     with pytest.raises(MemoryBranchError, match="there are no children"):
         session.none()

@@ -103,7 +103,7 @@ pub(crate) fn import(arguments: &Import) -> Result<()> {
     let branch = client::request_with_file(mountpoint, request, input.as_fd())?;
     if branch.has_base_record == Some(false) && !force {
         eprintln!(
-            "branchfs: note: the archive does not say what it was made against; changes made since are not detected"
+            "branchfs: note: the archive does not record the state it was made from; later changes are not detected"
         );
     }
     show(&branch.path.to_string())

@@ -160,7 +160,7 @@ impl<'s> Connection<'s> {
     /// Takes the descriptor that came with the request.
     pub(super) fn descriptor(&mut self, what: &str) -> Result<OwnedFd, Error> {
         self.reader.get_mut().descriptor().ok_or_else(|| {
-            Error::Usage(format!("the request brings no descriptor {what} (SCM_RIGHTS)"))
+            Error::Usage(format!("the request has no descriptor {what} (SCM_RIGHTS)"))
         })
     }
 

@@ -103,7 +103,7 @@ impl Handler<'_, '_> {
     fn create(&self, request: protocol::Create) -> Result<Branch, Error> {
         let parent = request.parent.unwrap_or(BranchRef::Id(MAIN_BRANCH));
         if request.disk_limit == Some(0) {
-            return Err(Error::Usage("a disk limit is more than zero".to_owned()));
+            return Err(Error::Usage("a disk limit must be more than zero".to_owned()));
         }
         let created = self.workspace.create_limited(&request.name, &parent, request.disk_limit)?;
         Ok(self.branch(created))

@@ -358,7 +358,9 @@ pub(crate) fn probe(base: &Path, store: &Path, mountpoint: &Path) -> Result<(), 
     let is_full = tried.is_err() && !has_room(&scratch);
     let removed = remove_path(&scratch).at(&scratch).map_err(|error| error.to_string());
     if is_full {
-        return Err("the probe failed: no space left on the store's file system; make room, and the next mount tries it again".to_owned());
+        return Err("the probe failed: no space left on the store's file system; free space, and \
+            the next mount tries it again"
+            .to_owned());
     }
     tried.and(removed)
 }
@@ -375,7 +377,7 @@ fn refuse_missing(options: &str) -> Result<(), String> {
     } else {
         "the capability DAC_READ_SEARCH is missing: docker run --cap-add DAC_READ_SEARCH"
     };
-    Err(format!("the kernel gives no {} here ({capability})", missing.join(", ")))
+    Err(format!("the kernel does not support {} here ({capability})", missing.join(", ")))
 }
 
 /// Whether a directory and a file with content can be made in a directory that may not be there yet.

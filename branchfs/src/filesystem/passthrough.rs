@@ -34,7 +34,7 @@ impl BranchFilesystem {
             }
             Err(Errno::PERM) => "it takes CAP_SYS_ADMIN".to_owned(),
             Err(Errno::LOOP) => {
-                "the base's file system is itself stacked on others too high".to_owned()
+                "the base's file system already stacks on too many others".to_owned()
             }
             Err(error) => format!("the kernel refuses the base's files: {error}"),
         }

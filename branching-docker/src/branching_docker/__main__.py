@@ -31,7 +31,7 @@ def main() -> None:
     except OSError as error:
         from branching_docker.errors import WrapperError
 
-        told = WrapperError("this machine did not let us go on.", cause=str(error), hint="mend that, and try again")
+        told = WrapperError("the system refused an operation.", cause=str(error), hint="fix the cause, then try again")
         # Nothing is tidied up: what could not be written would only fail once more.
         os.write(2, "".join(f"{line}\n" for line in told.lines()).encode(errors="backslashreplace"))
         os._exit(told.exit_code)

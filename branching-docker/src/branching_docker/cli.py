@@ -94,8 +94,8 @@ def plan_settings(settings: Settings, workspace: Path, engine: Engine) -> tuple[
     settled = resolve_store(settings, workspace, engine, info)
     if settled.store != settings.store:
         say(
-            f'the branches of {workspace} have their place in the volume "{settled.store}": '
-            f"going on there, as with --store {settled.store}."
+            f'the branches of {workspace} are stored in the volume "{settled.store}"; continuing there, as with '
+            f"--store {settled.store}."
         )
     return settled, info
 
@@ -128,8 +128,8 @@ def forward(
         settings = options.settings(workspace)
         if settings.root and (owner := workspace.stat().st_uid) != 0:
             say(
-                f"--root: commands run as root without capabilities, and {workspace} belongs to user {owner}: they can "
-                "write only where everyone may."
+                f"--root: commands run as root without capabilities, and {workspace} belongs to user {owner}: they "
+                "can write only where all users can."
             )
         call = extract_host_file(words)
         call = replace(call, variables={**call.variables, **inner_settings()})
@@ -159,7 +159,7 @@ def forward(
             if call.report is not None:
                 call.take_report(partial(exec_warm, call.report_words, target))
             raise typer.Exit(code)
-        image.require_image(engine, settings)
+        image.require_image(engine, settings, workspace)
         settings, info = plan_settings(settings, workspace, engine)
         if sys.stdout:  # our standard streams may be closed
             sys.stdout.flush()
@@ -275,12 +275,12 @@ def settle(workspace: Path, settings: Settings, engine: Engine) -> None:
         time.sleep(warm_container.POLL_SECONDS)
     if not recovery.is_interrupted(workspace):
         return
-    image.require_image(engine, settings)
+    image.require_image(engine, settings, workspace)
     settings, info = plan_settings(settings, workspace, engine)
     plan = recovery.plan_recovery(workspace, settings=settings, info=info)
     done = recovery.recover(plan, docker=engine.command, environ=os.environ)
     if done != recovery.NOTHING:
-        say(f"the container was killed in a commit: {done}.")
+        say(f"the container was killed during a commit: {done}.")
 
 
 @app.command(RECOVER, rich_help_panel=CONTAINER_GROUP)
@@ -315,8 +315,8 @@ def up(context: typer.Context) -> None:
         settings = replace(settings, root=False)
         if settings.user:
             raise SettingsError(
-                "a warm container cannot have --user: docker exec would not come into its user namespace.",
-                hint="leave it away: commands run as the owner of the directory",
+                "a warm container cannot have --user: docker exec could not enter its user namespace.",
+                hint="remove it: commands run as the owner of the directory",
             )
         if options.is_dry_run:
             settings, info = dry_run_settings(settings, workspace)
@@ -333,7 +333,7 @@ def up(context: typer.Context) -> None:
                     hint="end it first: branching-docker -w DIR down",
                 )
         else:
-            image.require_image(engine, settings)
+            image.require_image(engine, settings, workspace)
             settings, info = plan_settings(settings, workspace, engine)
             plan = plan_warm(workspace=workspace, settings=settings, info=info, fingerprint=files)
             name = warm_container.up_or_share(plan, engine, environ=os.environ, say=say)
@@ -378,10 +378,12 @@ def down(context: typer.Context) -> None:
 
 
 def list_containers(options: GlobalOptions) -> None:
-    """Prints the containers at work."""
-    found = connect(options.settings()).containers()
-    for line in warm_container.describe([one for one in found if not one.has_ended]):
+    """Prints the running containers."""
+    found = [one for one in connect(options.settings()).containers() if not one.has_ended]
+    for line in warm_container.describe(found):
         typer.echo(line)
+    if not found:
+        say("no container is running; branching-docker -w . ls lists the open branches.")
 
 
 @app.command(rich_help_panel=SETUP_GROUP)
@@ -406,7 +408,9 @@ def init(
     agents = agent or []
     for name in agents:
         if name not in AGENT_PACKAGES:
-            raise typer.BadParameter(f"{name} is none of {', '.join(AGENT_PACKAGES)}", param_hint="--agent")
+            raise typer.BadParameter(
+                f"unknown agent {name}; choose one of {', '.join(AGENT_PACKAGES)}", param_hint="--agent"
+            )
     with handle_errors():
         workspace = options.checked_workspace()
         settings = options.settings()
@@ -424,7 +428,9 @@ def build(
     context: typer.Context,
     source: Annotated[
         Path | None,
-        typer.Argument(metavar="[SOURCE]", help="Source tree of branching.  [default: what came with this program]"),
+        typer.Argument(
+            metavar="[SOURCE]", help="Source tree of branching.  [default: the sources installed with this program]"
+        ),
     ] = None,
 ) -> None:
     """Build the image."""
@@ -460,7 +466,7 @@ def doctor(context: typer.Context) -> None:
 
 @app.command(rich_help_panel=SETUP_GROUP)
 def completion(
-    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell to write it for.")] = "bash",
+    shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="The shell to print the script for.")] = "bash",
 ) -> None:
     """Print a script that completes our commands and options in a shell.
 
@@ -469,6 +475,6 @@ def completion(
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     if shell not in ("bash", "zsh", "fish"):
-        raise typer.BadParameter(f"{shell} is none of bash, zsh, fish", param_hint="SHELL")
+        raise typer.BadParameter(f"unknown shell {shell}; choose bash, zsh or fish", param_hint="SHELL")
     script = get_completion_script(prog_name="branching-docker", complete_var="_BRANCHING_DOCKER_COMPLETE", shell=shell)
     typer.echo(script)

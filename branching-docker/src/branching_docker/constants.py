@@ -65,6 +65,8 @@ def command_name(workspace: str) -> str:
 
 
 def inner_settings_path(environ: Mapping[str, str]) -> str:
-    """Returns the path of the user's settings file of `branching`, which may be missing."""
+    """Returns the path of the user's settings file of `branching`, which may be missing or is ignored."""
+    if environ.get("BRANCHING_NO_CONFIG"):
+        return ""
     configured = environ.get("XDG_CONFIG_HOME") or environ.get("HOME", "") + "/.config"
     return configured + "/branching/config.toml"

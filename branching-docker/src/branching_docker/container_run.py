@@ -52,13 +52,14 @@ shift 4
 for _ in $(seq 15); do
     is_interrupted || exit 0
     said=$("$@" 2>&1 </dev/null) && {
-        [ "$said" = "nothing to recover" ] || echo "branching-docker: the container was killed in a commit: $said." >&2
+        [ "$said" = "nothing to recover" ] ||
+            echo "branching-docker: the container was killed during a commit: $said." >&2
         exit
     }
     sleep 2
 done
 is_interrupted || exit 0
-echo "branching-docker: the container was killed in a commit, which was not recovered: $said" >&2
+echo "branching-docker: the container was killed during a commit, which was not recovered: $said" >&2
 echo "Hint: the next command on the directory recovers, or: branching-docker -w DIR recover" >&2
 """
 

@@ -68,7 +68,7 @@ def context_address(directory: str, name: str) -> str:
         from branching_docker.errors import EngineError
 
         raise EngineError(
-            f'docker knows no context "{name}".', hint="docker context ls; docker context use default"
+            f'there is no Docker context "{name}".', hint="docker context ls; docker context use default"
         ) from error
 
 

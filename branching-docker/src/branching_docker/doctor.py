@@ -201,7 +201,7 @@ def judge_container(told: Mapping[str, Any], workspace: Path | None) -> list[Fin
         detail = f"{workspace} is on a read-only file system: nothing could be committed"
         found.append(Finding(name="directory", state="missing", detail=detail, hint="mount it writable"))
     elif kind in UNFIT_KINDS:
-        detail = f"{workspace} is on {kind}, which cannot hold branches' marks of what was removed"
+        detail = f"{workspace} is on {kind}, which cannot store the marks of deleted files that branches need"
         hint = "work on a directory on ext4, XFS, btrfs or tmpfs"
         found.append(Finding(name="directory", state="missing", detail=detail, hint=hint))
     elif any(shared in kind.lower() for shared in SHARED_KINDS):
@@ -213,6 +213,6 @@ def judge_container(told: Mapping[str, Any], workspace: Path | None) -> list[Fin
         found.append(Finding(name="directory", state="ok", detail=detail))
     room = int(directory["room"])
     state = "ok" if room >= ROOM_BYTES_LEAST else "warning"
-    hint = "" if state == "ok" else "make room: a branch keeps each changed file there until its end"
+    hint = "" if state == "ok" else "free space: a branch keeps its changed files there until it ends"
     found.append(Finding(name="room", state=state, detail=f"{room / (1 << 30):.1f} GiB", hint=hint))
     return found

@@ -235,7 +235,7 @@ class Podman:
         self.environ = environ
         if host := environ.get("CONTAINER_HOST"):
             raise EngineError(
-                f"Podman is told to work on another machine ({host}), where the directory does not exist.",
+                f"Podman is configured for another machine ({host}), where the directory does not exist.",
                 hint="unset CONTAINER_HOST, or run branching-docker on that machine",
             )
 
@@ -350,7 +350,7 @@ def unreachable(error: BaseException, socket_path: str) -> EngineError:
             reason = link.strerror
             if isinstance(link, PermissionError):
                 return EngineError(
-                    f"you may not talk to Docker at unix://{socket_path}.",
+                    f"permission denied: Docker at unix://{socket_path}.",
                     cause=reason,
                     hint="sudo usermod -aG docker $USER, then log in again",
                 )

@@ -84,7 +84,9 @@ class Call:
             os.replace(draft, self.report)  # noqa: PTH105
         else:
             os.unlink(draft)  # noqa: PTH108
-            os.write(2, f"branching-docker: there is no report {self.report}.\n".encode(errors="backslashreplace"))
+            os.write(
+                2, f"branching-docker: the report {self.report} was not written.\n".encode(errors="backslashreplace")
+            )
 
     def shown(self) -> list[str]:
         """Returns the redirection, as a shell has it, for a dry run."""
@@ -187,11 +189,11 @@ def mounted_caches(command: str, rest: list[str]) -> tuple[str, ...]:
         home = os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111
         if f"{home}/".startswith(path.rstrip("/") + "/"):
             what = "it is the home directory, or contains it"
-            raise WorkspaceError(f"--cache {word.value}: {what}.", hint="name a directory that holds a cache alone")
+            raise WorkspaceError(f"--cache {word.value}: {what}.", hint="name a directory that contains only a cache")
         if any(f"{path}/".startswith(f"{home}/{name}/") for name in KEYS_OF_HOME):
             raise WorkspaceError(
-                f"--cache {word.value}: it has keys or settings of yours.",
-                hint="name a directory that holds a cache alone",
+                f"--cache {word.value}: it contains your keys or settings.",
+                hint="name a directory that contains only a cache",
             )
         rest[word.place.stop - 1] = path if word.place.stop - word.place.start > 1 else f"{CACHE_OPTION}={path}"
         found.append(path)
@@ -207,7 +209,9 @@ def token(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123
             if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-                raise WorkspaceError(f"others may read {path}, which has the token.", hint=f"chmod 600 {path}")
+                raise WorkspaceError(
+                    f"other users can read {path}, which contains the token.", hint=f"chmod 600 {path}"
+                )
             return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise refusal(path, error) from error

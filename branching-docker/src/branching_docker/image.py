@@ -11,6 +11,8 @@ import typer
 from branching_docker import __version__
 from branching_docker.constants import VERSION_LABEL
 from branching_docker.errors import ImageError
+from branching_docker.project_image import DOCKERFILE, project_image_build
+from branching_docker.settings import IMAGE_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,13 +27,15 @@ def warn_of_version(image: str, labels: dict[str, str]) -> None:
     if theirs != __version__:
         typer.echo(
             f'branching-docker: warning: this is version {__version__}, the image "{image}" has {theirs or "none"}. '
-            "branching-docker build makes the image that fits.",
+            "branching-docker build makes a matching image.",
             err=True,
         )
 
 
-def require_image(engine: Engine, settings: Settings) -> None:
+def require_image(engine: Engine, settings: Settings, workspace: Path) -> None:
     """Checks that the engine has the image or may pull it; warns if it is of another version.
+
+    The hint of the error names the Dockerfile that `init` wrote for the workspace, if there is one.
 
     Raises:
         ImageError: the image is missing and may not be pulled."""
@@ -39,10 +43,10 @@ def require_image(engine: Engine, settings: Settings) -> None:
     if labels is not None:
         warn_of_version(settings.image, labels)
     elif settings.pull == "never":
-        raise ImageError(
-            f'the image "{settings.image}" is not on this machine.',
-            hint=f"branching-docker build, or docker pull {settings.image}, or name another by BRANCHING_IMAGE",
-        )
+        hint = f"branching-docker build, or docker pull {settings.image}, or name another by BRANCHING_IMAGE"
+        if settings.image != IMAGE_DEFAULT and (workspace / DOCKERFILE).is_file():
+            hint = project_image_build(settings.engine or "docker", settings.image, workspace)
+        raise ImageError(f'the image "{settings.image}" is not on this machine.', hint=hint)
 
 
 def build_context(source: Path | None) -> Path:
@@ -61,7 +65,7 @@ def build(engine: Engine, source: Path, image: str, *, environ: Mapping[str, str
         ImageError: the image was not built; an earlier image of that name stays.
     """
     if not (source / "Dockerfile").is_file():
-        raise ImageError(f"{source} holds no Dockerfile.", hint="give the source tree: branching-docker build DIR")
+        raise ImageError(f"{source} has no Dockerfile.", hint="give the source tree: branching-docker build DIR")
     base = subprocess.run(
         [source / "scripts" / "base-image"],
         stdout=subprocess.PIPE,
@@ -70,6 +74,6 @@ def build(engine: Engine, source: Path, image: str, *, environ: Mapping[str, str
         check=False,
     )
     if base.returncode != 0:
-        raise ImageError("there is no base image to build on (its reason is above).", hint="follow the hint above")
+        raise ImageError("no base image is available (the reason is above).", hint="follow the hint above")
     engine.build(source, image, {"BASE_IMAGE": base.stdout.strip(), "BRANCHING_NAME": image})
     engine.drop_superseded(image)

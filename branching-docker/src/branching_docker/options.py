@@ -69,7 +69,7 @@ def option(*names: str, value: str, text: str, parser: Callable[[str], Any] | No
 def directory(text: str) -> Path:
     """Returns the path; refuses an empty one, which comes of an unset variable and would mean the current directory."""
     if not text:
-        raise typer.BadParameter("the directory's name is empty; the one you stand in is -w .")
+        raise typer.BadParameter("the name of the directory is empty; -w . is the current directory")
     return Path(text)
 
 
@@ -112,7 +112,7 @@ def global_options(
         typer.Option(
             "--root",
             help="Run commands as root, not as DIR's owner. Root has no capabilities in a branch: in another owner's "
-            "DIR it writes only where everyone may.",
+            "DIR it can write only where all users can.",
             show_default=False,
         ),
     ] = None,
@@ -133,11 +133,11 @@ def global_options(
         option(
             "--policy",
             value="|".join(POLICIES),
-            text="What a commit means for the siblings of the branch.  [default: first-winner]",
+            text="Conflict policy for sibling branches.  [default: first-winner]",
         ),
     ] = None,
     idle: Annotated[
-        str | None, option("--idle", value="TIME", text="End a warm container that idles so long.  [default: 30m]")
+        str | None, option("--idle", value="TIME", text="End a warm container after this idle time.  [default: 30m]")
     ] = None,
     engine: Annotated[
         str | None,
@@ -145,7 +145,7 @@ def global_options(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the docker command instead of running it.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the versions, ours and the image's, and exit.")
+        bool, typer.Option("--version", help="Show the versions of this program and of the image, and exit.")
     ] = False,
 ) -> None:
     """Stores the options for the command."""

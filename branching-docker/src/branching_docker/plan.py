@@ -315,10 +315,10 @@ def checked_volumes(volumes: Sequence[str]) -> None:
         source, colon, _ = volume.partition(":")
         if not colon:
             raise WorkspaceError(
-                f"-v {volume}: it does not say where in the container.", hint=f"-v {shlex.quote(f'{volume}:{volume}')}"
+                f"-v {volume}: the path in the container is missing.", hint=f"-v {shlex.quote(f'{volume}:{volume}')}"
             )
         if colon and source.startswith(("/", ".")) and not os.path.lexists(source):
-            raise WorkspaceError(f"-v {volume}: {source} is not there.", hint=f"mkdir -p {shlex.quote(source)}")
+            raise WorkspaceError(f"-v {volume}: {source} does not exist.", hint=f"mkdir -p {shlex.quote(source)}")
 
 
 def csv_line(*fields: str) -> str:

@@ -76,8 +76,14 @@ class ProjectImage:
     def next_steps(self, engine: str) -> list[str]:
         """Returns the commands that build the image and use it; `engine` is Docker's or Podman's command."""
         at = shlex.quote(str(self.directory))
-        build = f"{engine} build -t {self.name} -f {shlex.quote(str(self.directory / DOCKERFILE))} {at}"
+        build = project_image_build(engine, self.name, self.directory)
         return [build, f"branching-docker -w {at} run -- CMD"]
+
+
+def project_image_build(engine: str, name: str, directory: Path) -> str:
+    """Returns the command that builds the image of a project from the Dockerfile in its directory."""
+    at = shlex.quote(str(directory))
+    return f"{engine} build -t {name} -f {shlex.quote(str(directory / DOCKERFILE))} {at}"
 
 
 def plan_project_image(directory: Path, *, base: str, agents: Sequence[str]) -> ProjectImage:

@@ -138,7 +138,7 @@ def parse_bool(word: str) -> bool:
     """Returns the meaning of a yes or no."""
     if word.lower() in TRUE + FALSE:
         return word.lower() in TRUE
-    raise SettingsError(f"BRANCHING_ROOT={word} is neither yes nor no.", hint="say 1 or 0")
+    raise SettingsError(f"BRANCHING_ROOT={word} is neither yes nor no.", hint="write 1 or 0")
 
 
 def from_file(path: Path | None, *, is_project: bool) -> Source:
@@ -149,7 +149,9 @@ def from_file(path: Path | None, *, is_project: bool) -> Source:
         # Opening a pipe in a stranger's project must not block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SettingsError(f"{path} is no configuration file: it is not an ordinary one.", hint="move it away")
+                raise SettingsError(
+                    f"{path} is not a configuration file: it is not a regular file.", hint="move it away"
+                )
             content = file.read(FILE_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         return {}
@@ -158,7 +160,7 @@ def from_file(path: Path | None, *, is_project: bool) -> Source:
             f"{path} cannot be read.", cause=error.strerror, hint=f"ls -l {shlex.quote(str(path))}"
         ) from error
     if len(content) > FILE_BYTES_MAX:
-        raise SettingsError(f"{path} is no configuration file: it is too large.", hint="move it away")
+        raise SettingsError(f"{path} is not a configuration file: it is too large.", hint="move it away")
     given = {key.replace("-", "_"): value for key, value in parse_toml(content, path).items()}
     if isinstance(given.get("env"), dict):
         given["env"] = [assignment(name, value, path) for name, value in given["env"].items()]
@@ -169,7 +171,7 @@ def from_file(path: Path | None, *, is_project: bool) -> Source:
 def assignment(name: str, value: object, path: Path) -> str:
     """Returns a variable of the table [env] as docker takes it."""
     if not isinstance(value, (str, int, float)):
-        raise SettingsError(f"{path}: env {name} is not a text.", hint=f'{name} = "..."')
+        raise SettingsError(f"{path}: env {name} is not a string.", hint=f'{name} = "..."')
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
@@ -182,7 +184,7 @@ def parse_toml(content: bytes, path: Path) -> Source:
     try:
         return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not TOML.", cause=str(error), hint="mend that line") from error
+        raise SettingsError(f"{path} is not TOML.", cause=str(error), hint="correct that line") from error
 
 
 def validate(given: Source, where: str) -> Source:
@@ -193,17 +195,17 @@ def validate(given: Source, where: str) -> Source:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1)
             meant = near[0].replace("_", "-") if near else ""
-            hint = f"do you mean {meant}?" if near else "branching-docker --help lists what there is"
+            hint = f"do you mean {meant}?" if near else "branching-docker --help lists the settings"
             raise SettingsError(f'{where}: there is no setting "{spelled}".', hint=hint)
         if name in LISTS:
             if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-                raise SettingsError(f"{where}: {spelled} is not a list of texts.", hint=f'{spelled} = ["..."]')
+                raise SettingsError(f"{where}: {spelled} is not a list of strings.", hint=f'{spelled} = ["..."]')
             value = tuple(value)
         elif name == "root":
             if not isinstance(value, bool):
                 raise SettingsError(f"{where}: {spelled} is neither true nor false.", hint=f"{spelled} = true")
         elif isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
-            raise SettingsError(f"{where}: {spelled} is not a text.", hint=f'{spelled} = "..."')
+            raise SettingsError(f"{where}: {spelled} is not a string.", hint=f'{spelled} = "..."')
         else:
             value = str(value)
         if name in CHOICES and value not in CHOICES[name]:
@@ -224,7 +226,7 @@ def idle_seconds(text: str, where: str = "the command line") -> int:
     """Reads 90, 90s, 5m, 2h as seconds."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in ("s", "m", "h") else (text, "s")
     if not (number.isascii() and number.isdigit() and int(number) > 0):
-        raise SettingsError(f'{where}: "{text}" is not a time to be idle.', hint="write 90, 90s, 5m or 2h")
+        raise SettingsError(f'{where}: "{text}" is not an idle time.', hint="write 90, 90s, 5m or 2h")
     return int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
 
 
@@ -247,7 +249,7 @@ def restrict(source: Source, path: Path) -> Source:
         raise refuse(f'the network "{source["network"]}"')
     for assignment in source.get("env", ()):
         if "=" not in assignment:
-            raise refuse(f"env {assignment} without a value: it would take yours")
+            raise refuse(f"env {assignment} without a value: it would pass on yours")
         if NOT_FOR_PROJECTS_ENV.fullmatch(assignment.partition("=")[0]):
             raise refuse(f"env {assignment.partition('=')[0]}: the image's own programs read it")
     root = path.parent.resolve()
@@ -261,7 +263,7 @@ def restrict(source: Source, path: Path) -> Source:
         if NOT_FOR_PROJECTS_PLACES.fullmatch("/" + posixpath.normpath(inner).lstrip("/")):
             raise refuse(f"the volume {volume}: the image's own programs are there (./name:/mnt/place)")
         if options not in ("", "ro", "rw"):
-            raise refuse(f"the volume {volume}: of options, ro and rw only")
+            raise refuse(f"the volume {volume} with options other than ro and rw")
         return f"{real}:{rest}"
 
     if "volume" in source:

@@ -65,7 +65,10 @@ def active_containers(workspace: Path, engine: Engine, *, say: Callable[[str], N
         for one in stuck:
             if is_overdue(one, waited) and engine.remove(one.identifier):
                 what = "was never started" if one.is_created else "has ended"
-                say(f"removed the container {one.name}, which {what}: what should have done it was killed.")
+                say(
+                    f"removed the container {one.name}, which {what}: the process that should have removed it was "
+                    "killed."
+                )
             elif waited > GONE_SECONDS_MAX:
                 raise not_removed(one)
         time.sleep(POLL_SECONDS)
@@ -103,7 +106,7 @@ def is_shared_by_a_run(workspace: Path, found: Sequence[WorkspaceContainer]) -> 
 
 def not_removed(found: WorkspaceContainer) -> EngineError:
     """Returns the failure of an engine that does not remove an ended container."""
-    return EngineError(f"{found.name} does not run, but is not removed.", hint=f"docker rm --force {found.name}")
+    return EngineError(f"{found.name} has stopped, but was not removed.", hint=f"docker rm --force {found.name}")
 
 
 def find_warm(workspace: Path, found: Sequence[WorkspaceContainer]) -> WorkspaceContainer | None:
@@ -125,19 +128,19 @@ def find_warm(workspace: Path, found: Sequence[WorkspaceContainer]) -> Workspace
         theirs = Path(one.workspace)
         if one.directory and one.directory == ours and theirs != workspace:
             raise WorkspaceError(
-                f"a container works on {workspace} under another name, {theirs} ({one.name}).",
-                hint=f"wait for its end, or end it: branching-docker -w {shlex.quote(str(theirs))} down",
+                f"a container uses {workspace} under another path, {theirs} ({one.name}).",
+                hint=f"wait until it ends, or end it: branching-docker -w {shlex.quote(str(theirs))} down",
             )
         if theirs == workspace:
             raise WorkspaceError(
-                f"another container works on {workspace} at this moment ({one.name}).",
-                hint="wait for its end; or share one: branching-docker -w DIR up, and every command goes into it",
+                f"another container is using {workspace} ({one.name}).",
+                hint="wait until it ends; or share one: branching-docker -w DIR up, and every command goes into it",
             )
         if theirs in workspace.parents or workspace in theirs.parents:
             raise WorkspaceError(
                 f"a container works on {theirs} ({one.name}), and {workspace} is "
                 + ("inside of it." if theirs in workspace.parents else "around it."),
-                hint=f"wait for its end, or end it: branching-docker -w {shlex.quote(str(theirs))} down",
+                hint=f"wait until it ends, or end it: branching-docker -w {shlex.quote(str(theirs))} down",
             )
     return None
 

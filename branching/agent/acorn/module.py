@@ -68,7 +68,7 @@ class Module:
                 raise TypeError(f"branches must be a list of Module classes, and has {kind!r}")
         names = [kind.__name__ for kind in type(self).branches]
         if repeated := [name for name in names if names.count(name) > 1]:
-            raise TypeError(f"branches must differ in name: {repeated[0]} is there twice")
+            raise TypeError(f"branches must differ in name: {repeated[0]} is used twice")
         self.place = place
         self.price = price
         self.budget_usd = budget_usd

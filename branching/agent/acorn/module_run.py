@@ -254,7 +254,7 @@ class ModuleRun:
         except (BranchingError, ValidationError, RuntimeError) as error:
             if isinstance(error, BranchError):
                 raise
-            raise BranchError(f"branch {kind.__name__} came to nothing: {error}") from error
+            raise BranchError(f"branch {kind.__name__} failed: {error}") from error
         self.tell(f"[Branch Result] {kind.__name__}\n{text}")
         return result
 
@@ -353,8 +353,8 @@ class ModuleRun:
         made: Tool[Any] = Tool.from_schema(
             branch,
             name=BRANCH,
-            description="Send a branch off and wait for what it comes to. Without a name, list the "
-            "branches with the inputs that they want; inputs are given beside name and merge.",
+            description="Start a branch and wait for its result. Without a name, list the "
+            "branches and their inputs; give inputs beside name and merge.",
             json_schema={
                 "type": "object",
                 "properties": {
@@ -383,8 +383,8 @@ class ModuleRun:
         made: Tool[Any] = Tool.from_schema(
             call_parent_tool,
             name=CALL_PARENT,
-            description="Call a tool of those you work for, its arguments beside its name. Without "
-            "a name, list them.",
+            description="Call a tool of your parent; give its arguments beside its name. Without "
+            "a name, list the tools.",
             json_schema={
                 "type": "object",
                 "properties": {"name": {"type": "string"}},
@@ -430,6 +430,8 @@ def _prompt(kind: type[Module], inputs: Mapping[str, Any]) -> str:
 
 
 def _trouble(merged: MergeResult) -> str:
-    lines = [f"not merged, somebody else changed it: {path}" for path in merged.conflicts]
+    lines = [
+        f"not merged, it was also changed in the workspace: {path}" for path in merged.conflicts
+    ]
     lines += [f"not merged: {error.path}: {error.message}" for error in merged.errors]
     return "".join(f"\n{line}" for line in lines)

@@ -35,7 +35,7 @@ def own_tools(module: object) -> dict[str, Callable[..., Any]]:
         found[function.__name__] = function
     for name in OWN_OF_A_RUN:
         if name in found:
-            raise TypeError(f"a tool cannot be named {name}: that is what we name ours")
+            raise TypeError(f"a tool cannot be named {name}: the name is reserved")
     return found
 
 

@@ -74,7 +74,7 @@ def _empty(name: str, value: Any) -> Any:
         made.clear()
     except Exception as error:
         raise ForkStateError(
-            f"the dependencies' {name!r} cannot be made anew for a branch: {kind.__name__} needs "
+            f"the dependencies' {name!r} cannot be recreated for a branch: {kind.__name__} needs "
             f"arguments, and a copy cannot be emptied ({error})",
             hint="give the dependencies a method clone_for_branch(isolation), "
             "or share the value with the branches by the isolation",

@@ -249,8 +249,8 @@ class BranchSandbox:
     def _gone(self) -> BranchingError:
         why = f" ({self._ended_by})" if self._ended_by else ""
         return SandboxGone(
-            f"the sandbox of {self.directory} has ended{why}, and what ran in it is dead; its "
-            "files are as they were left",
+            f"the sandbox of {self.directory} has ended{why}, and its processes were killed; its "
+            "files remain as they were",
             path=str(self.directory),
         )
 

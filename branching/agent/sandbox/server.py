@@ -260,7 +260,7 @@ def _write(*, path: str, body: bytes) -> Answer:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, "its parent is no directory") from error
+        raise NotADirectoryError(errno.ENOTDIR, "its parent is not a directory") from error
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666), "wb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")

@@ -35,7 +35,7 @@ def read_frame(descriptor: int) -> tuple[dict[str, Any], bytes] | None:
     except ValueError as error:
         raise BadFrame("a frame has no facts") from error
     if not isinstance(facts, dict):
-        raise BadFrame("a frame's facts are no object")
+        raise BadFrame("the facts of a frame are not an object")
     return facts, _read(descriptor, body_length)
 
 

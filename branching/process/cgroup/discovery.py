@@ -40,7 +40,7 @@ def find(limits: ResourceLimits) -> Group:
     controller, limit = next(iter(needed.items()), ("", "resources"))
     raise cannot_limit(
         limit,
-        f"no {controller} control group of ours is to be seen in /proc/self/mountinfo",
+        f"/proc/self/mountinfo shows no {controller} control group of this process",
         "mount the control groups (/sys/fs/cgroup), or leave the limit out",
     )
 

@@ -75,8 +75,8 @@ class V2Group:
             if controller not in available:
                 raise cannot_limit(
                     limit,
-                    f"{self.path} was not given the {controller} controller",
-                    "for a user's session an administrator gives it by `systemctl edit "
+                    f"{self.path} does not have the {controller} controller",
+                    "an administrator enables it for user sessions by `systemctl edit "
                     "user@.service` with [Service] Delegate=cpu memory pids",
                 )
         enabled = self._directory.read("cgroup.subtree_control").split()

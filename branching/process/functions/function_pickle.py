@@ -101,8 +101,8 @@ def pack(function: Callable[..., object], *arguments: object, passes_files: bool
         # Whatever an object's __reduce__ raises.
         culprit = _culprit(function, arguments, passes_files=passes_files)
         raise ForkError(
-            f"{_name_of(function)} cannot be sent to a process of its own{culprit}: {error}; "
-            "nothing ran",
+            f"{_name_of(function)} cannot be sent to another process{culprit}: {error}; nothing "
+            "ran",
             hint="make it, or import it, inside the function",
         ) from error
     return Packed(buffer.getvalue(), packer.originals, packer.files)
@@ -169,7 +169,9 @@ class _Packer(pickle.Pickler):
         sandbox, a connection acts outside of it, and a file would be written there.
         """
         if not stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
-            raise TypeError(f"{file!r} is not a pipe: of open files only pipes are passed on")
+            raise TypeError(
+                f"{file!r} is not a pipe: pipes are the only open files that can be passed on"
+            )
         mode, buffering, encoding, errors = "", 0, None, None
         if isinstance(file, io.TextIOWrapper):
             buffering = 1 if file.line_buffering else -1

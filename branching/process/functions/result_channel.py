@@ -151,15 +151,15 @@ def read(descriptor: int, originals: Sequence[object], accept: Sequence[type]) -
         size = found.st_size - _LENGTH.size
         if found.st_blocks * _BLOCK_BYTES < found.st_size or length != size:
             # Holes cost the sandbox nothing, and would cost us memory.
-            raise ValueError("it is not as large as it says")
+            raise ValueError("its size is not the size that it states")
         if size > RESULT_BYTES_MAX:
             raise ValueError(f"it has more than {RESULT_BYTES_MAX >> 20} MiB")
         stream = io.BufferedReader(_Stream(descriptor))
         return _understood(safe_unpickle.load(stream, originals, accept))
     except safe_unpickle.NotAcceptedError as refused:
         error = ProcessBranchError(
-            f"the target's result was not accepted: it has a {refused}, and bytes from a "
-            "sandbox may not make one",
+            f"the target's result was not accepted: it has a {refused}, which data from a sandbox "
+            "must not create",
             hint="return plain data, or name the class in `accept`",
         )
     except Exception as unread:
@@ -226,7 +226,7 @@ def _made(cls: Any, args: Any, state: Any, text: str) -> BaseException:
     arguments than it passes on.
     """
     if not (isinstance(cls, type) and issubclass(cls, BaseException) and isinstance(args, tuple)):
-        raise TypeError("it is no exception")
+        raise TypeError("it is not an exception")
     error: BaseException = safe_unpickle.bare(cls, args)
     error.args = args
     safe_unpickle.fill(error, state)

@@ -200,7 +200,9 @@ class _RestrictedUnpickler(pickle._Unpickler):
         elif any(type(thing) is named for named in self._accept) or _sets_state(set_state):
             thing.__setstate__(state)
         else:
-            raise NotAcceptedError(f"{_named(type(thing))}, which takes its state in its own way")
+            raise NotAcceptedError(
+                f"{_named(type(thing))}, which restores its state in its own way"
+            )
 
     def _append(self) -> None:
         item = self.stack.pop()
@@ -225,7 +227,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
             put(items[place], items[place + 1])
 
     def _refuse(self) -> None:
-        raise NotAcceptedError("thing that is made in a way nobody makes it today")
+        raise NotAcceptedError("object in an unknown serialization format")
 
     for _code, _step in (
         (pickle.REDUCE, _reduce), (pickle.NEWOBJ, _new), (pickle.BUILD, _build),
@@ -259,7 +261,7 @@ def _is_plain(kind: Any) -> bool:
 def _refuse_mortal(kind: type) -> None:
     """Refuses instances whose end does something: with the files or processes they hold, say."""
     if hasattr(kind, "__del__"):
-        raise NotAcceptedError(f"{_named(kind)}, whose end does something")
+        raise NotAcceptedError(f"{_named(kind)}, which has a finalizer")
 
 
 def _refuse_active(kind: type) -> None:
@@ -267,7 +269,7 @@ def _refuse_active(kind: type) -> None:
     _refuse_mortal(kind)
     is_plain = all(_is_plain(_provided(kind, step)[0]) for step in ("__new__", "__init__"))
     if not is_plain or type(kind).__call__ is not type.__call__:
-        raise NotAcceptedError(f"{_named(kind)}, which is made in a way of its own")
+        raise NotAcceptedError(f"{_named(kind)}, which has its own constructor")
 
 
 def _refuse_endless(kind: type, arguments: Any) -> None:
@@ -284,7 +286,7 @@ def _refuse_endless(kind: type, arguments: Any) -> None:
 def _member(kind: type[enum.Enum], value: Any) -> enum.Enum:
     is_looked_up = type(kind).__call__ is enum.EnumMeta.__call__
     if not is_looked_up or function_pickle.is_own_code(getattr(kind._missing_, "__module__", None)):
-        raise NotAcceptedError(f"{_named(kind)}, which finds its members in a way of its own")
+        raise NotAcceptedError(f"{_named(kind)}, which looks up its members in its own way")
     return kind(value)
 
 
@@ -298,7 +300,7 @@ def _grower(container: Any, name: str) -> Any:
     for base in type(container).__mro__:
         if isinstance(vars(base).get(name), _OF_C) and _is_plain(base):
             return vars(base)[name].__get__(container)
-    raise NotAcceptedError(f"{_named(type(container))}, which grows in a way of its own")
+    raise NotAcceptedError(f"{_named(type(container))}, which is extended in its own way")
 
 
 def _named(thing: Any) -> str:

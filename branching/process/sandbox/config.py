@@ -101,12 +101,12 @@ def validate_isolation(isolation: Isolation, *, network: bool, hide: Sequence[st
     if isolation not in ("sandbox", "none"):
         raise ValueError(f'isolation must be "sandbox" or "none", not {isolation!r}')
     if isolation == "none" and (hide or not network):
-        raise ValueError('hide and network are walls of the sandbox: isolation="none" has none')
+        raise ValueError('hide and network need the sandbox: isolation="none" has none')
     if isinstance(hide, str):
         raise TypeError(f"hide must be a sequence of globs, not the string {hide!r}")
     for glob in hide:
         if not glob or glob.startswith("/") or ".." in glob.split("/"):
-            raise ValueError(f"{glob!r} is no glob of paths in the workspace")
+            raise ValueError(f"{glob!r} is not a glob of paths in the workspace")
 
 
 def _mount_of(place: Path) -> tuple[Path | None, tuple[Path, ...]]:

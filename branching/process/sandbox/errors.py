@@ -46,7 +46,7 @@ def named(words: dict[str, Any]) -> ProcessBranchError:
 
 
 def _hint(step: str, number: int) -> str:
-    without = 'or ask for no sandbox (isolation="none")'
+    without = 'or use no sandbox (isolation="none")'
     if number in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EUSERS):
         is_privileged = ParentState.read().is_privileged
         for switch, (bad, fix) in _USERNS_SWITCHES.items():
@@ -61,4 +61,4 @@ def _hint(step: str, number: int) -> str:
                 f"apparmor:unconfined, as root; {without}"
             )
         return f"{step} needs user namespaces, or root with CAP_SYS_ADMIN; {without}"
-    return f"mend what the error names, {without}"
+    return f"fix the cause that the error names, {without}"

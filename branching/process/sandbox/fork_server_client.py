@@ -99,9 +99,11 @@ def send(message: bytes, descriptors: Sequence[int]) -> None:
                 )  # it has heard nothing yet
                 if error.errno == errno.ETOOMANYREFS and is_whole:
                     raise ForkError(
-                        "too many open files of this user are on their way from one program to "
-                        "another; nothing ran",
-                        hint="start fewer at once, or raise the limit of open files: ulimit -n",
+                        "too many open files of this user are in transit between programs; "
+                        "nothing ran",
+                        hint=(
+                            "start fewer concurrently, or raise the limit of open files: ulimit -n"
+                        ),
                     ) from error
                 # Else it has ended, for want of work.
         if _server is not None:

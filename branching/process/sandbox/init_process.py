@@ -99,7 +99,7 @@ class _Init:
             self._prepare_plain()
             return
         if request.is_user_namespace:
-            self.step = "mapping our user into the namespace"
+            self.step = "mapping the user into the namespace"
             _map_own_user(*request.user)
         self.step = "finding the sockets of other programs"
         sockets = bound_sockets()  # all that are named in this network, before it is left
@@ -172,7 +172,7 @@ class _Init:
         # is anybody. A program that is executed becomes visible to itself again.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         if self._request.is_terminal_own:
-            self.step = "making a session on the terminal"
+            self.step = "starting a session on the terminal"
             # We lead it, so that the child, in a group of its own beside us, can be stopped by a
             # key: the kernel stops nobody whom nobody in the session could wake.
             os.setsid()

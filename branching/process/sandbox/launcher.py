@@ -136,7 +136,7 @@ def start(
     """
     if not syscalls.is_known_machine():
         raise NamespaceError(
-            f"the sandbox does not know the system calls of this machine ({syscalls.MACHINE}); "
+            f"the sandbox does not support the system calls of this machine ({syscalls.MACHINE}); "
             "nothing ran",
             hint='use isolation="none" to run without one',
         )
@@ -338,7 +338,7 @@ def _pass_gate(
     assert pid is not None
     if word != HERE:
         reason = os.fsdecode(word.partition(b" ")[2])
-        raise ProcessBranchError(f"the process could not be made ready: {reason}; nothing ran")
+        raise ProcessBranchError(f"the process could not be prepared: {reason}; nothing ran")
     started.pid = pid
     if admit is not None:
         admit(pid)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from branching._linux import mountinfo
 
-_VANISHED = "it is listed, and gone when it is to be hidden: somebody changes it meanwhile"
+_VANISHED = "it disappeared before it could be hidden: another process is changing it"
 _TICK_NANOSECONDS = 20_000_000
 """Times of files count in ticks of the kernel's clock, of 10 ms at most."""
 _Stamp = tuple[int, int, int]

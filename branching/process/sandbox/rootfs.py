@@ -107,7 +107,7 @@ class RootFS:
         earlier mounts are locked, and the mount of the branch can be replaced. It gets a detached
         mount of the workspace with all its branches.
         """
-        self.step = "making a mount table of its own"
+        self.step = "creating a mount namespace"
         mount_table.take_own()
         view = str(self._sandbox.view)
         is_read_only = _is_mounted_read_only(view)

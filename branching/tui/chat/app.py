@@ -136,7 +136,7 @@ class Chat(App[None]):
         self._overview = Static(id="overview")
         self._transcript = TranscriptView("transcript")
         self._live = Static(id="live")
-        self._prompt = Prompt(placeholder="say something, or /help", id="prompt")
+        self._prompt = Prompt(placeholder="type a message, or /help", id="prompt")
         self._drawn: tuple[str, int] = ("", 0)
         self._is_asking = False
         self._postponed: set[Any] = set()
@@ -226,7 +226,7 @@ class Chat(App[None]):
             await self._show_diff(wanted.text)
         elif wanted.kind == "copy":
             self.copy_to_clipboard(wanted.text)
-            self.session.note("copied, if the terminal lets us")
+            self.session.note("copied, if the terminal allows it")
         else:
             await self.action_quit()
         self._draw_states()

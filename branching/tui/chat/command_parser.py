@@ -12,7 +12,7 @@ ALLOWED_WHILE_FORKED = ("/merge", "/help", "/cost", "/tokens", "/version", "/qui
 """And `/fork diff`."""
 
 HELP = """\
-/fork                            fork: a row for each branch (label, what it is told, model, budget)
+/fork                            fork: a row for each branch (label, instruction, model, budget)
 /fork diff [PATH]                what the branches changed, side by side
 /fork-branches [N]               how many rows the picker has
 /fork-budget per-branch|aggregate USD, or clear
@@ -20,10 +20,10 @@ HELP = """\
 /fork-strategy [KIND]            manual, auto, auto_with_fallback, vote
 /merge                           choose the winner, as the strategy says
 /override LABEL                  take an automatic merge back, and merge this branch instead
->>LABEL TEXT                     say something to one branch
+>>LABEL TEXT                     send a message to one branch
 !COMMAND                         run it by the shell where the open tab works
 /cost /tokens /copy /help /version /quit
-Tab goes from tab to tab; Escape stops what runs in it, after a question."""
+Tab switches tabs; Escape stops the run of a tab, after a question."""
 
 
 class NotUnderstood(ValueError):
@@ -63,7 +63,7 @@ def _steer(text: str, branches: Sequence[tuple[str, str]]) -> Typed:
         if text == name or text.startswith(f"{name} "):
             told = text[len(name) :].strip()
             if not told:
-                raise NotUnderstood(f">>{name} says nothing; write what it is to be told")
+                raise NotUnderstood(f">>{name} has no text; write the message after it")
             return Typed("steer", names[name], told)
     known = ", ".join(label for _, label in branches) or "none"
     meant = text.split(" ", maxsplit=1)[0]

@@ -38,7 +38,7 @@ class ForkRegistry:
         try:
             self._open(space)
         except (BranchingError, OSError) as error:
-            self.complaint = f"a fork of this chat goes with it if it is killed: {error}"
+            self.complaint = f"a fork of this chat cannot be resumed if the chat is killed: {error}"
 
     def _open(self, space: Workspace) -> None:
         path = place_of_database(space).with_name(FILE)
@@ -47,7 +47,7 @@ class ForkRegistry:
         if not try_lock(lock):
             os.close(lock)
             kept.close()
-            raise BranchingError("another chat is open here, and has the place for it")
+            raise BranchingError("another chat is open here, and holds the lock")
         self.store, self._lock = kept, lock
 
     @property
@@ -62,7 +62,7 @@ class ForkRegistry:
         return [state for state in self.store.list_all() if state.parent == parent]
 
     def close(self) -> None:
-        """Lets another chat have it."""
+        """Releases the lock on the fork store."""
         if self._lock is not None:
             assert isinstance(self.store, SQLiteForkStateStore), "only that is locked"
             self.store.close()
@@ -99,8 +99,8 @@ async def opened(kept: ForkRegistry, **options: Any) -> Opened:
             complaints.append(f"of an earlier chat: {error.message}")
         except (BranchingError, ValueError, TypeError) as error:
             complaints.append(
-                f"the fork {state.fork_id} of an earlier chat cannot be taken up: {error}; its "
-                "branches are there still: branching ls, branching abort NAME"
+                f"the fork {state.fork_id} of an earlier chat cannot be resumed: {error}; its "
+                "branches are still open: branching ls, branching abort NAME"
             )
         else:
             if waiting:

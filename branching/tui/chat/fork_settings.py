@@ -87,14 +87,14 @@ def parse_usd(text: str) -> float:
     try:
         return float(text.removeprefix("$"))
     except ValueError:
-        raise NotUnderstood(f"{text!r} is no amount of dollars") from None
+        raise NotUnderstood(f"{text!r} is not an amount of dollars") from None
 
 
 def checked_model(name: str) -> str:
     """Returns the name of a model if it says whose it is."""
     provider, _, model = name.partition(":")
     if not provider or not model:
-        raise NotUnderstood(f"{name!r} does not say whose model it is: provider:model")
+        raise NotUnderstood(f"{name!r} names no provider; write provider:model")
     return name
 
 
@@ -106,7 +106,7 @@ def spec_of(row: tuple[str, str, str, str]) -> BranchSpec | None:
     if not label and not steer:
         return None
     if not label or not steer:
-        raise NotUnderstood(f"branch {label or steer!r} needs a label and what it is told")
+        raise NotUnderstood(f"branch {label or steer!r} needs a label and an instruction")
     return BranchSpec(
         label,
         steer,

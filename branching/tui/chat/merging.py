@@ -36,7 +36,7 @@ class Merging:
     async def begin(self) -> Wanted | None:
         """`/merge`: as the strategy says, a picker, an acceptance, or the merge itself."""
         if self._coordinator.is_resolved:
-            raise NotUnderstood("there is no fork to be merged")
+            raise NotUnderstood("there is no fork to merge")
         if self._is_resolving:
             raise NotUnderstood("the judge is being asked already")
         handle = self._coordinator.handle

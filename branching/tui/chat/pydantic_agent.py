@@ -78,7 +78,7 @@ def load_agent(name: str) -> Agent[Any, Any]:
     finally:
         sys.path.pop(0)
     if not isinstance(found, Agent):
-        raise BranchingError(f"{name} is a {type(found).__name__}, no agent of pydantic-ai")
+        raise BranchingError(f"{name} is a {type(found).__name__}, not an agent of pydantic-ai")
     return found
 
 
@@ -259,5 +259,5 @@ class Shell:
         ended = await run_program(line, place, stdout=take, stderr=take, timeout=SHELL_SECONDS_MAX)
         text = printed.decode("utf-8", "replace")
         if len(printed) >= SHELL_OUTPUT_BYTES_MAX:
-            text += f"\n[what follows {SHELL_OUTPUT_BYTES_MAX} bytes is left out]\n"
+            text += f"\n[output truncated at {SHELL_OUTPUT_BYTES_MAX} bytes]\n"
         return text if ended.success else f"{text}[{ended.reason}]"

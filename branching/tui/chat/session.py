@@ -178,7 +178,7 @@ class ChatSession:
         for branch in self.branches:
             self.note(branch.spec.steer, "you", branch.id)
         labels = ", ".join(branch.spec.label for branch in self.branches)
-        self.note(f"{what}: {labels}. Tab goes through them; /merge ends it.", tab=OVERVIEW)
+        self.note(f"{what}: {labels}. Tab switches between them; /merge ends it.", tab=OVERVIEW)
 
     # What is typed.
 
@@ -207,7 +207,7 @@ class ChatSession:
             self.note(typed.rest, "you", typed.text)
             branch = self.branch(typed.text)
             if self.tab != typed.text and branch is not None:
-                self.note(f"said to {branch.spec.label}: {typed.rest}")
+                self.note(f"sent to {branch.spec.label}: {typed.rest}")
             return None
         if typed.kind == "shell":
             branch = self.branch(self.tab)
@@ -224,24 +224,24 @@ class ChatSession:
         branch = self.branch(branch_id)
         if branch is not None and not branch.is_running:
             label, state = branch.spec.label, branch.status.state
-            hint = "; on its tab you can go on with it" if state == "done" else ""
-            raise NotUnderstood(f"{label} is {state} and hears nothing{hint}")
+            hint = "; you can continue it on its tab" if state == "done" else ""
+            raise NotUnderstood(f"{label} is {state} and cannot receive messages{hint}")
 
     async def _prompt(self, text: str) -> None:
         if self.is_forked:
             branch = self.branch(self.tab)
             if branch is None:
-                raise NotUnderstood("a fork is open: >>label says something to a branch")
+                raise NotUnderstood("a fork is open: >>label sends a message to a branch")
             if branch.status.state != "done":
                 raise NotUnderstood(
                     f"{branch.spec.label} is {branch.status.state}: only a branch that is done "
-                    f"goes on; >>{branch.spec.label} says something to one that runs"
+                    f"can continue; >>{branch.spec.label} sends a message to one that runs"
                 )
             self.note(text, "you")
             await self.coordinator.run_on_branch(branch.id, text)
             return
         if self.conversation.is_in_flight:
-            raise NotUnderstood("a run is in flight; Escape stops it")
+            raise NotUnderstood("a run is in progress; Escape stops it")
         await self.conversation.say(text)
 
     async def _command(self, command: str, rest: str) -> Wanted | None:
@@ -253,12 +253,12 @@ class ChatSession:
             return Wanted(kind="fork")
         if command == "/fork" and (rest == "diff" or rest.startswith("diff ")):
             if not self.is_forked:
-                raise NotUnderstood("there is no fork to be compared; /fork makes one")
+                raise NotUnderstood("there is no fork to compare; /fork starts one")
             return Wanted(kind="diff", text=rest[len("diff") :].strip())
         if command == "/merge":
             if self.is_forked and self.conversation.is_in_flight:
                 raise NotUnderstood(
-                    "the agent is at work, and may end its fork itself; Escape stops it"
+                    "the agent is running, and may end its fork itself; Escape stops it"
                 )
             return await self.merging.begin()
         if command == "/override" and rest:
@@ -267,7 +267,7 @@ class ChatSession:
         if command == "/copy":
             said = [line.text for line in self.said.lines(self.tab) if line.who == "agent"]
             if not said:
-                raise NotUnderstood("there is nothing to be copied")
+                raise NotUnderstood("there is nothing to copy")
             return Wanted(kind="copy", text="\n".join(said))
         if command == "/quit":
             return Wanted(kind="quit")
@@ -277,7 +277,7 @@ class ChatSession:
         if command in ("/cost", "/tokens"):
             self.note(self._costs(costs_text if command == "/cost" else usage_text))
             return None
-        raise NotUnderstood(f"{command} {rest}".rstrip() + " is no command; /help lists them")
+        raise NotUnderstood(f"{command} {rest}".rstrip() + " is not a command; /help lists them")
 
     async def _settle(self, command: str, rest: str) -> None:
         settled, said = settle(command, rest, self.settings, self.coordinator.max_branches)
@@ -300,9 +300,9 @@ class ChatSession:
     def _check_idle(self) -> None:
         if self.is_forked:
             where = "from a branch" if self.tab else "while a fork is open"
-            raise NotUnderstood(f"nothing is forked {where}: /merge it first")
+            raise NotUnderstood(f"cannot fork {where}: /merge it first")
         if self.conversation.is_in_flight:
-            raise NotUnderstood("a run is in flight; nothing is forked until it has ended")
+            raise NotUnderstood("a run is in progress; fork when it has ended")
 
     async def fork(self, specs: Sequence[BranchSpec], aggregate_usd: float | None = None) -> bool:
         """Forks the conversation; False if it could not be done, which is noted."""
@@ -333,8 +333,8 @@ class ChatSession:
                 self.heard(branch.id, f"{branch.status.last_message_preview}\n")
         labels = ", ".join(branch.spec.label for branch in self.branches)
         self.note(
-            f"The fork of an earlier chat is open still: {labels}. Tab goes through them; /merge "
-            "ends it, Escape drops it."
+            f"The fork of an earlier chat is open still: {labels}. Tab switches between them; "
+            "/merge ends it, Escape drops it."
         )
 
     def _adopt(self, result: MergeResult) -> None:

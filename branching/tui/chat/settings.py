@@ -62,7 +62,7 @@ class SettingsFile:
         except FileNotFoundError:
             return fallback
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            self.complaint = f"{self._path} cannot be used ({error}); these are the defaults"
+            self.complaint = f"{self._path} cannot be used ({error}); the defaults are used"
             return fallback
 
     def save(self, settings: Settings) -> None:

@@ -56,7 +56,7 @@ c   commit it to its parent
 a   abort it: delete it with its changes
 r   rebase it, if it is stale
 u   undo the last commit
-q   quit; what runs goes on"""
+q   quit; running commands continue"""
 
 
 class Watch(App[None]):
@@ -238,7 +238,7 @@ class Watch(App[None]):
         if look.commits:
             facts.append(f"{look.commits} to undo")
         facts.append(for_caller(str(self._space.base)))
-        text = look.error and for_caller(f"nothing can be seen: {look.error}")
+        text = look.error and for_caller(f"the branches cannot be read: {look.error}")
         self._top.update(Text(text or " branching watch · " + " · ".join(facts), no_wrap=True))
 
     # What is chosen.
@@ -366,7 +366,7 @@ class Watch(App[None]):
         view = self._steered_sight()
         if view is None:
             return
-        text = await self.push_screen_wait(Line(f"say to {view.name}:"))
+        text = await self.push_screen_wait(Line(f"message to {view.name}:"))
         if text:
             await self._do_and_say(self._actions.tell, view, text)
 
@@ -390,7 +390,10 @@ class Watch(App[None]):
         view = self._steered_sight()
         if view is None:
             return
-        lines = [plain(view.label), "Its call goes on without it and drops its branch at the end."]
+        lines = [
+            plain(view.label),
+            "Its call continues without it and drops its branch at the end.",
+        ]
         question = Question(f"Stop what runs in {view.name}?", lines, [("y", "stop it")])
         if await self.push_screen_wait(question):
             await self._do_and_say(self._actions.stop, view)
@@ -400,7 +403,9 @@ class Watch(App[None]):
         view = self._view()
         if view is None:
             return
-        lines = [f"{view.changes or 'unknown'} changes go with it, and the branches inside it."]
+        lines = [
+            f"{view.changes or 'unknown'} changes are deleted with it, and the branches inside it."
+        ]
         question = Question(f"Drop {view.name}?", lines, [("y", "drop it")])
         if await self.push_screen_wait(question):
             await self._do_and_say(self._actions.abort, view)
@@ -420,7 +425,7 @@ class Watch(App[None]):
             if not error.paths:
                 self._say(failure(error))
                 return
-            lines = ["Others have changed the same paths:", *error.paths]
+            lines = ["The same paths were changed in the workspace:", *error.paths]
             answers = [("f", "force: the branch's side"), ("s", "skip: theirs")]
         except (BranchingError, OSError, RuntimeError) as error:
             self._say(failure(error))

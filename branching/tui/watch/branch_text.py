@@ -146,7 +146,7 @@ def facts_text(view: BranchView | None) -> Text:
 
 def _unlabelled(view: BranchView) -> str:
     if view.name.endswith(PARENT_SUFFIX):
-        return "where the parent of a fork goes on; it ends with the fork"
+        return "where the parent of a fork continues; it ends with the fork"
     return "made by a program that keeps no log"
 
 

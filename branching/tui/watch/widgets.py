@@ -104,7 +104,7 @@ class Printed(RichLog):
         if output.is_first:
             self.clear()
         if not output.is_kept:
-            self.write(Text("no output is kept of it", "dim"))
+            self.write(Text("no output was saved", "dim"))
         if output.lines:
             lines = [Text.from_ansi(coloured(line)) for line in output.lines]
             self.write(Text("\n").join(lines))  # one of many lines is drawn faster than many

@@ -98,7 +98,7 @@ def test_branches_are_a_list_of_modules_named_by_class() -> None:
         with pytest.raises(TypeError, match="list of Module classes"):
             broken()
     same = type("Same", (Module,), {"branches": [kind, type("Finder", (Module,), {})]})
-    with pytest.raises(TypeError, match="Finder is there twice"):
+    with pytest.raises(TypeError, match="Finder is used twice"):
         same()
 
 

@@ -256,7 +256,7 @@ class TestLedger:
             inner.charge("a", Usage(usd=0.0, tokens=1, requests=1))
         assert inner.spent("a") == Usage(usd=pytest.approx(1.0), tokens=101, requests=4)  # type: ignore[arg-type]
         assert outer.spent("around") == inner.spent("a")
-        with pytest.raises(UnknownPriceError, match="the price of a request was not told"):
+        with pytest.raises(UnknownPriceError, match="the price of a request was not reported"):
             inner.charge("a", Usage(usd=None, requests=1))
 
     @pytest.mark.contract("E4", "L6")

@@ -74,7 +74,7 @@ def test_wait_returns_when_no_branch_runs_also_after_a_stop() -> None:
             assert quick.task is not None
             await quick.task
             assert not waiting.done()
-            with pytest.raises(ForkStateError, match="cannot be told"):
+            with pytest.raises(ForkStateError, match="cannot receive messages"):
                 coordinator.steer(slow.id, "hurry")
             await coordinator.terminate_branch(slow.id)
             assert [status.state for status in await waiting] == ["done", "terminated"]

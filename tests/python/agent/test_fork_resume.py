@@ -45,7 +45,7 @@ def _states(real: Mounted) -> list[str]:
 def left(real: Mounted) -> str:
     """The id of the fork that `ls` says was left."""
     said = called(real.root, "ls").err
-    found = re.search(r"note: fork (\w+) is open, and nobody attends it", said)
+    found = re.search(r"note: fork (\w+) is open, and no command is running it", said)
     assert found, said
     return found[1]
 
@@ -127,7 +127,7 @@ def test_one_that_runs_is_not_taken(real: Mounted) -> None:
     for what in ("--resume", "--drop"):
         done = called(real.root, "fork", what, fork_id)
         assert done.code == 125
-        assert "another `branching fork` attends it" in done.err
+        assert "another `branching fork` is running this fork" in done.err
     (branch / "go").touch()
     assert run.done().code == 0
     nothing_is_left(real)
@@ -192,7 +192,7 @@ def test_where_nothing_can_be_kept_a_fork_runs_all_the_same(real: Mounted) -> No
     database.write_bytes(b"no database at all, but long enough to be looked at" * 50)
     done = called(real.root, "fork", "-c", "touch made")
     assert done.code == 0
-    assert "a fork goes with its command if that is killed" in done.err
+    assert "this fork cannot be resumed if its command is killed" in done.err
     assert (real.root / "made").exists()
     assert "cannot be opened" in resumed(real, "1a2b3c4d").err
     assert called(real.root, "ls").code == 0
@@ -217,4 +217,4 @@ def test_what_makes_no_sense_is_a_usage_error(real: Mounted, words: list[str]) -
 def test_a_fork_of_another_program_is_left_alone(real: Mounted) -> None:
     done = called(real.root, "fork", "--resume", "1a2b3c4d")
     assert done.code == 125
-    assert "left were: none" in done.err
+    assert "open forks: none" in done.err

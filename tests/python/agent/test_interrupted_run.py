@@ -140,7 +140,7 @@ def test_the_work_of_the_branches_of_an_interrupted_run_is_kept_as_patches(proje
     with Workspace.open(project) as workspace:
         program = Program(project, workspace)
         run(program.run("raise"))
-    kept = [re.search("what branch (.*) changed is kept: (.*)", note) for note in program.notes]
+    kept = [re.search("the changes of branch (.*) are saved: (.*)", note) for note in program.notes]
     assert [each and each[1].rpartition("-")[2] for each in kept] == ["a", "b"]
     for each in kept:
         assert each is not None

@@ -131,7 +131,7 @@ def test_custom_signals_count() -> None:
     assert judged.effective_confidence == 1.0
     assert judged.signals is not None
     assert judged.signals.custom == {"brevity": 1.0}
-    with pytest.raises(ValueError, match="nobody measures"):
+    with pytest.raises(ValueError, match="unknown signals"):
         Confidence(weights={"taste": 1.0})
 
 
@@ -237,7 +237,7 @@ def test_a_judge_that_fails_is_skipped_and_named() -> None:
                  question(kind="vote"))  # fmt: skip
     assert judged.verdict.winner_branch_id == "b"
     assert "the model is away" in str(judged.verdict)
-    with pytest.raises(JudgeError, match="no judge of the vote judged"):
+    with pytest.raises(JudgeError, match="no judge of the vote gave a verdict"):
         ask(Panel(failing), question(kind="vote"))
 
 

@@ -325,7 +325,7 @@ def test_the_model_of_a_branch_gets_the_edits_that_a_person_made_while_it_answer
 
     in_time(work())
     [seen] = told
-    edits = "Somebody else has changed these files since your last step:\n- person"
+    edits = "These files were changed outside of this run since your last step:\n- person"
     assert seen == (["run: go", edits] if tells_edits else ["run: go"])
 
 
@@ -349,7 +349,7 @@ def test_the_capability_decides_whether_a_branch_gets_notes_of_edits(
 
     forking = capability(real_workspace, tells_edits=tells_edits)
     in_time(agent_of(answer, forking).run("hello"))
-    edits = "Somebody else has changed these files since your last step:\n- person"
+    edits = "These files were changed outside of this run since your last step:\n- person"
     in_the_branch = told[0]
     assert (edits in in_the_branch) == tells_edits
 
@@ -530,7 +530,7 @@ def test_abort_works_and_invalid_actions_are_answered_with_an_error_text(
     )
     in_time(agent_of(director, capability(real_workspace)).run("go"))
     assert said[0] == "merge_or_select failed: no fork is open; fork_run opens one"
-    assert "'win' is no action" in said[2]
+    assert "'win' is not an action" in said[2]
     assert "'nobody'" in said[3]
     assert said[4].startswith("terminate_branch failed: ")
     assert "not other" in said[5]

@@ -514,7 +514,7 @@ class TestChoice:
             forked.merge(writing(**{SEED: "x\n"}), hunks={SEED: [5]})
 
     def test_of_hunks_of_a_file_that_the_winner_did_not_change(self, forked: Forked) -> None:
-        with pytest.raises(ValueError, match="no change of other"):
+        with pytest.raises(ValueError, match="no changes of other"):
             forked.merge(writing(**{SEED: "x\n"}), hunks={"other": [0]})
 
 
@@ -673,7 +673,7 @@ class TestWinner:
                 made = coordinator(workspace, {"a": silent})
                 await made.fork(specs("a"), parent_history=PARENT)
                 await made.terminate_branch(branch_of(made, "a").id)
-                with pytest.raises(RuntimeError, match="before it said anything"):
+                with pytest.raises(RuntimeError, match="before it produced a message"):
                     await picked(made, "a")
                 assert not made.is_resolved
                 await made.aclose()
@@ -895,7 +895,7 @@ class TestThirdAtEveryStep:
                     if made._fork.phase == "open":
                         return "refused"
                     # It was the last step: what is in the parent's branch can only land.
-                    with pytest.raises(ConflictError, match="at the end of a merge"):
+                    with pytest.raises(ConflictError, match="while the merge was completed"):
                         await made.abort_fork()
                     await picked(made, "a", own="skip")
                     return "conflict"

@@ -42,7 +42,7 @@ ENDLESS = "echo begun; sleep 3600"
         (Budget(tokens=10), tells(tokens=11), "has spent 11 of its budget of 10 tokens"),
         (Budget(requests=2), tells() * 3 + ENDLESS, "has spent 3 of its budget of 2 requests"),
         (Budget(requests=2), tells(requests=3), "has spent 3 of its budget of 2 requests"),
-        (Budget(usd=0.5), tells(tokens=3) + ENDLESS, "the price of a request was not told"),
+        (Budget(usd=0.5), tells(tokens=3) + ENDLESS, "the price of a request was not reported"),
     ],
     ids=["usd", "tokens", "requests", "one line for many", "no price"],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_a_budget_is_not_kept_without_a_usage_report(real: Mounted, is_groups: b
             await all_ended(made)
             branch = branch_of(made, "a")
             assert branch.status.state == "failed"
-            assert "told nothing on descriptor 3" in (branch.status.error or "")
+            assert "reported no usage on file descriptor 3" in (branch.status.error or "")
             await made.aclose()
 
     run(work())
@@ -129,7 +129,7 @@ def test_what_is_no_report_is_said_and_counts_nothing(real: Mounted) -> None:
             await made.fork([BranchSpec("a", "echo 0.7 >&3; printf '{\"tokens\": 4}' >&3")])
             await all_ended(made)
             branch = branch_of(made, "a")
-            assert "descriptor 3 is for what was spent" in branch.final_message
+            assert "file descriptor 3 is for usage reports" in branch.final_message
             assert branch.cost_tracker == Usage(usd=None, tokens=4, requests=1)
             await made.aclose()
 
@@ -155,7 +155,7 @@ def test_a_line_of_usage(line: str, used: Usage) -> None:
      '{"usd": Infinity}', '{"requests": true}'],
 )  # fmt: skip
 def test_a_line_that_is_none(line: str) -> None:
-    with pytest.raises(ValueError, match=r"a line is like|is a number from 0 on"):
+    with pytest.raises(ValueError, match=r"a line is like|must be a number of 0 or more"):
         usage_in(line)
 
 

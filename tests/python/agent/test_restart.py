@@ -292,7 +292,7 @@ class TestKilled:
                 if not is_committed:
                     assert made.last_merge is None
                     if not is_whole:
-                        with pytest.raises(ConflictError, match="at the end of a merge"):
+                        with pytest.raises(ConflictError, match="while the merge was completed"):
                             await made.abort_fork()
                     merged = await made.merge_or_select(f"pick:{branch_of(made, 'a').id}")
                 else:

@@ -248,7 +248,7 @@ class TestOverride:
             outcome = await made.resolve(MergeStrategy(kind="auto"))
             assert outcome.committed
             assert (top / "a").exists()
-            with pytest.raises(ForkStateError, match="is what was merged"):
+            with pytest.raises(ForkStateError, match="is the merged branch"):
                 await made.override(branch_of(made, "a").id)
             merged = await made.override(b.id)
             assert merged.winner_branch_id == b.id
@@ -352,7 +352,7 @@ class TestOverrideByAnotherProcess:
     def test_another_branch_wins_after_all(self, real: Mounted, in_branch: bool) -> None:
         async def check(made: ForkCoordinator, store: SQLiteForkStateStore, top: Path) -> None:
             assert (top / SEED).read_text() == "a"
-            with pytest.raises(ForkStateError, match="is what was merged"):
+            with pytest.raises(ForkStateError, match="is the merged branch"):
                 await made.override(branch_of(made, "a").id)
             merged = await made.override(branch_of(made, "b").id)
             said = [message["content"] for message in merged.history_after_merge]

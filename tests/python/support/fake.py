@@ -135,7 +135,7 @@ class FakeBranchFS:
             and not any(fnmatch(change["path"], glob) for glob in exclude)
         ]
         if found.parent and (only or exclude):
-            raise Refusal("unsupported", "paths can be chosen in a commit into main alone")
+            raise Refusal("unsupported", "paths can be chosen only in a commit into main")
         if everything and not changes:
             raise Refusal("usage", f"none of the paths that {found.name} changed are chosen")
         remaining = 0 if drop_rest else len(everything) - len(changes)

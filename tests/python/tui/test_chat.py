@@ -115,7 +115,7 @@ def test_a_fork_is_seen_and_steered_from_another_process(harness: ChatHarness) -
         await asyncio.to_thread(send_request, door, "resume", first.branch)
         await until(pilot, lambda: entries()["one"].state == "running", "it goes on")
         harness.session.branches[0].runner = None
-        with pytest.raises(BranchError, match="cannot be paused"):
+        with pytest.raises(BranchError, match="cannot pause it"):
             await asyncio.to_thread(send_request, door, "pause", first.branch)
         harness.session.branches[0].runner = runner
         await asyncio.to_thread(send_request, door, "tell", first.branch, "try the cache")

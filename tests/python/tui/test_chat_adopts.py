@@ -88,7 +88,7 @@ def test_a_fork_that_the_agent_left_open_is_merged_in_the_chat(
 
     async def act(session: ChatSession) -> None:
         await session.submit("fork")
-        text = "The agent forked: one, two. Tab goes through them; /merge ends it."
+        text = "The agent forked: one, two. Tab switches between them; /merge ends it."
         assert text in noted(session)
         assert session.is_forked
         assert session.adopted
@@ -148,7 +148,7 @@ def test_a_run_that_is_stopped_leaves_its_fork_to_the_person(
         while not session.is_forked:
             await asyncio.sleep(0.02)
         await session.submit("/merge")
-        assert any("the agent is at work" in text for text in noted(session))
+        assert any("the agent is running" in text for text in noted(session))
         assert session.what_escape_stops() == "Stop the run?"
         await session.stop()
         await said

@@ -73,20 +73,20 @@ async def test_a_message_goes_to_its_branch_alone_or_is_rejected(
     await harness.fork(one(), BranchSpec("one more", "wait"), two("write b"))
     await until_shown(pilot, "✓ two")
     await enter(pilot, ">>one try the cache")
-    await until_shown(pilot, "said to one: try the cache")
+    await until_shown(pilot, "sent to one: try the cache")
     await enter(pilot, ">>one more and this")
-    await until_shown(pilot, "said to one more: and this")
+    await until_shown(pilot, "sent to one more: and this")
     by_id = harness.session.branches[0].id
     await enter(pilot, f">>{by_id} by its id")
-    await until_shown(pilot, "said to one: by its id")
+    await until_shown(pilot, "sent to one: by its id")
     expected = [("one", "try the cache"), ("one more", "and this"), ("one", "by its id")]
     assert harness.script.controlled == expected
     await enter(pilot, ">>three hello")
     await until_shown(pilot, "! no branch is called 'three'; there are: one, one more, two")
     await enter(pilot, ">>one")
-    await until_shown(pilot, "! >>one says nothing")
+    await until_shown(pilot, "! >>one has no text")
     await enter(pilot, ">>two hello")
-    await until_shown(pilot, "! two is done and hears nothing")
+    await until_shown(pilot, "! two is done and cannot receive messages")
     assert harness.script.controlled == expected
 
 
@@ -119,7 +119,7 @@ async def test_an_open_fork_allows_only_some_commands(
         await enter(pilot, line)
         await until_shown(pilot, f"! {line.split()[0]} has to wait: a fork is open")
     await enter(pilot, "plain words")
-    await until_shown(pilot, "! a fork is open: >>label says something to a branch")
+    await until_shown(pilot, "! a fork is open: >>label sends a message to a branch")
     for line, said in (
         ("/cost", "together: $0.04"),
         ("/tokens", "together: 200 tokens"),
@@ -130,7 +130,7 @@ async def test_an_open_fork_allows_only_some_commands(
         await until_shown(pilot, said)
     await pilot.press("tab")
     await enter(pilot, "plain words")
-    await until_shown(pilot, "! one is running: only a branch that is done goes on")
+    await until_shown(pilot, "! one is running: only a branch that is done can continue")
     await enter(pilot, "/copy")
     await until_shown(pilot, "copied")
     assert "one hears wait" in pilot.app.clipboard

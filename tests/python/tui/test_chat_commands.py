@@ -31,10 +31,10 @@ async def test_the_picker_has_a_row_per_branch_with_model_and_budget_and_an_aggr
         await pilot.press("enter")
 
     await fill("label", "one")
-    await until_shown(pilot, "'one' needs a label and what it is told")
+    await until_shown(pilot, "'one' needs a label and an instruction")
     pilot.app.screen.query_one("#told-1", Input).value = "wait"
     await fill("model", "nobody")
-    await until_shown(pilot, "does not say whose model")
+    await until_shown(pilot, "names no provider")
     pilot.app.screen.query_one("#usd-1", Input).value = "0.5"
     await fill("model", "nobody:m")
     await until_shown(pilot, "Forked: one", "● one", "$0.02 of $0.50")
@@ -49,9 +49,9 @@ async def test_fork_is_refused_while_a_run_is_in_flight_or_a_fork_is_open(
     await enter(pilot, "please wait")
     await until(pilot, lambda: harness.session.conversation.is_in_flight, "a run is in flight")
     await enter(pilot, "/fork")
-    await until_shown(pilot, "! a run is in flight; nothing is forked")
+    await until_shown(pilot, "! a run is in progress; fork when it has ended")
     await enter(pilot, "and more")
-    await until_shown(pilot, "! a run is in flight; Escape stops it")
+    await until_shown(pilot, "! a run is in progress; Escape stops it")
     harness.script.goes_on.add("parent")
     await until_shown(pilot, "parent has done it")
     await until(pilot, lambda: not harness.session.conversation.is_in_flight, "the run has ended")
@@ -74,7 +74,7 @@ ANSWERS = (
     ("/fork-budget both 1", "! write /fork-budget"),
     ("/fork-budget clear", "no budgets"),
     ("/fork-model 1 openai:gpt", "models of branches: 1: openai:gpt"),
-    ("/fork-model 1 gpt", "! 'gpt' does not say whose model it is"),
+    ("/fork-model 1 gpt", "! 'gpt' names no provider"),
     ("/fork-model 0 openai:gpt", "! write /fork-model"),
     ("/fork-model 99 openai:gpt", "! a fork has up to"),
     ("/fork-model 1 clear", "models of branches: that of the chat"),
@@ -83,12 +83,12 @@ ANSWERS = (
     ("/fork-strategy best", "! write /fork-strategy and one of manual, auto"),
     ("/nonsense", "! /nonsense is no command"),
     (">>nobody hello", "! no branch is called 'nobody'; there are: none"),
-    ("/merge", "! there is no fork to be merged"),
+    ("/merge", "! there is no fork to merge"),
     ("/fork diff", "! there is no fork to be compared"),
     ("/cost", "nothing was forked yet"),
     ("/version", "branching 0."),
     ("/help", "/fork-budget per-branch|aggregate"),
-    ("/copy", "! there is nothing to be copied"),
+    ("/copy", "! there is nothing to copy"),
 )
 """What is typed in one chat, line by line, and what is said to it."""
 
@@ -137,7 +137,7 @@ def test_a_damaged_settings_file_is_reported_and_ignored(harness: ChatHarness) -
     harness.settings.write_text('{"branches": 99}')
 
     async def act(pilot: Pilot[Any]) -> None:
-        await until_shown(pilot, "cannot be used", "these are the defaults")
+        await until_shown(pilot, "cannot be used", "the defaults are used")
         assert harness.session.settings.branches == 10
 
     harness.run(act)

@@ -65,7 +65,7 @@ def test_the_chat_lends_the_terminal_to_the_editor_and_takes_it_back(
         BRANCHING_DIFFTOOL=tool.replace("{branches}", "{branches}/seed.txt"),
     )
     with chat as screen:
-        screen.until_shown("say something")
+        screen.until_shown("type a message")
         screen.type("/fork-strategy manual")
         screen.press("Enter")
         screen.until_shown("the winner is chosen: manual")

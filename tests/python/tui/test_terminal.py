@@ -27,7 +27,7 @@ outer
 made by a program that keeps no log
 /main/outer
 ────────────────────────────────────────────────────────────────────────────────
-no output is kept of it
+no output was saved
 
 
 
@@ -148,7 +148,7 @@ def test_a_closed_terminal_ends_it_and_touches_nothing(root: Path) -> None:
 
 def test_where_there_is_no_terminal_it_says_so(root: Path) -> None:
     done = branching(root, "watch")
-    assert (done.code, "draws on a terminal" in done.err) == (2, True)
+    assert (done.code, "needs a terminal" in done.err) == (2, True)
 
 
 def chatting(root: Path, settings: Path, **environment: str) -> Tmux:
@@ -166,7 +166,7 @@ def test_a_whole_chat_with_a_real_agent(real: Mounted, root: Path, place: Path) 
     are the winner's."""
     ready = place / "ready"
     with chatting(root, place / "settings") as terminal:
-        terminal.until_shown("branching chat · function", "say something")
+        terminal.until_shown("branching chat · function", "type a message")
         _enter(terminal, "hello")
         terminal.until_shown("> hello", "prompt 1 was: hello")
         _enter(terminal, "/fork-strategy manual")
@@ -212,7 +212,7 @@ def test_the_fork_of_a_chat_that_ended_is_open_in_the_next(
     other one had started ends with the first chat."""
     nap = f"sleep 9{os.getpid()}"
     with chatting(root, place / "settings", NO_COLOR="1") as terminal:
-        terminal.until_shown("say something")
+        terminal.until_shown("type a message")
         _enter(terminal, "hello")
         terminal.until_shown("prompt 1 was: hello")
         _enter(terminal, "/fork-strategy manual")
@@ -259,9 +259,9 @@ def test_the_fork_of_a_chat_that_ended_is_open_in_the_next(
 
 def test_a_second_chat_says_that_its_fork_is_not_kept(root: Path, place: Path) -> None:
     with chatting(root, place / "settings") as first:
-        first.until_shown("say something")
+        first.until_shown("type a message")
         with chatting(root, place / "settings") as second:
-            second.until_shown("if it is killed", "another chat is open here")
+            second.until_shown("cannot be resumed", "another chat is open here")
             _enter(second, "/quit")
             assert second.until_ended() == 0
         _enter(first, "/quit")
@@ -270,7 +270,7 @@ def test_a_second_chat_says_that_its_fork_is_not_kept(root: Path, place: Path) -
 
 def test_a_chat_says_what_it_lacks(root: Path) -> None:
     done = branching(root, "chat")
-    assert (done.code, "draws on a terminal" in done.err) == (2, True)
+    assert (done.code, "needs a terminal" in done.err) == (2, True)
     # tmux may lose the last output of a program that has ended: the shell waits for a key.
     command = f"{shlex.join(branching_argv('chat'))}; code=$?; read -r _; exit $code"
     with Tmux(root, ["sh", "-c", command]) as terminal:

@@ -82,7 +82,7 @@ def test_p_pauses_and_resumes_and_x_stops_after_confirmation(real: Mounted, app:
         await pilot.press("p")
         await until_shown(pilot, "‖ paused", "p resume")
         await pilot.press("p")
-        await until_shown(pilot, "● running", "goes on")
+        await until_shown(pilot, "● running", "is resumed")
         await pilot.press("x")
         await until_shown(pilot, "Stop what runs in")
         await pilot.press("enter")  # no answer
@@ -109,7 +109,7 @@ def test_a_fork_in_another_process_is_steered_as_a_race_is(real: Mounted, app: W
         await pilot.press("p")
         await until_shown(pilot, "1 paused, 1 running", "is paused")
         await pilot.press("p")
-        await until_shown(pilot, "2 running", "goes on")
+        await until_shown(pilot, "2 running", "is resumed")
         await pilot.press("s", *"go", "enter")
         await until_shown(pilot, "it went", "✓ done")
         await pilot.press("tab")
@@ -159,9 +159,9 @@ def test_a_drops_a_branch_after_a_question(space: Workspace, app: Watch) -> None
     async def act(pilot: Pilot[Any]) -> None:
         await until_shown(pilot, "○ open", "mine", "+1", "keeps no log")
         await pilot.press("p")
-        await until_shown(pilot, "mine cannot be steered: the program that made it")
+        await until_shown(pilot, "mine cannot be controlled: the program that created it")
         await pilot.press("k")
-        await until_shown(pilot, "mine is open; if the program that made it runs still")
+        await until_shown(pilot, "mine is open; the program that created it")
         await pilot.press("a", "escape")
         await pilot.press("a", "y")
         await until_shown(pilot, "mine is dropped", "No branch is open")
@@ -256,7 +256,7 @@ def test_a_conflict_lists_the_paths_and_can_be_forced(
     async def act(pilot: Pilot[Any]) -> None:
         await until_shown(pilot, "○ open", "~1")
         await pilot.press("c")
-        await until_shown(pilot, "Others have changed", NAME_FROM, "[f] force", "[s] skip")
+        await until_shown(pilot, "The same paths were changed", NAME_FROM, "[f] force", "[s] skip")
         await pilot.press("f")
         await until_shown(pilot, "is committed")
 
@@ -279,7 +279,7 @@ def test_a_call_whose_program_was_killed_is_lost(real: Mounted, app: Watch) -> N
     listed = branching(real.root, "ls")
     [line] = listed.out.splitlines()
     said = (
-        "the command that worked there did not record its end (it was killed, or the disk was full)"
+        "open branches whose command did not record its end (it was killed, or the disk was full)"
     )
     assert f"{said}: {line.split()[0]}" in listed.err
 
@@ -379,7 +379,7 @@ def test_what_cannot_be_seen_is_said(space: Workspace, app: Watch) -> None:
     async def act(pilot: Pilot[Any]) -> None:
         await until_shown(pilot, "○ open", "mine")
         space.branches = refuse  # type: ignore[method-assign]
-        await until_shown(pilot, "nothing can be seen: the mount is gone", "○ open")
+        await until_shown(pilot, "the branches cannot be read: the mount is gone", "○ open")
         del space.branches
 
     piloted(app, act)

@@ -229,7 +229,7 @@ class TestQueueThread:
                 await asyncio.sleep(0)
             waiting = [asyncio.ensure_future(background.do(int)) for _ in range(WAITING_MAX)]
             await asyncio.sleep(0)
-            with pytest.raises(RuntimeError, match="wait already"):
+            with pytest.raises(RuntimeError, match="are queued already"):
                 await background.do(int)
             for future in (hanging, *waiting):
                 future.cancel()

@@ -156,7 +156,7 @@ pub enum Error {
         "branch {0} is in use: end the processes that have files or their working directory in it"
     )]
     InUse(String),
-    /// The mount itself is in use.
+    /// The mount is in use.
     #[error(
         "the mount is in use: end the processes that have files or their working directory in it"
     )]
@@ -341,7 +341,7 @@ impl Error {
             }
             Self::Busy { .. } => "end the processes that write there, then commit again",
             Self::Written { .. } => "close them, or end the processes that write there",
-            Self::Changed(_) => "end what writes there, then try again",
+            Self::Changed(_) => "stop the processes that write to it, then try again",
             Self::NotDurable { .. } => "check the disk, then try again",
             Self::Incomplete { source, .. } if matches!(**source, Self::NotDurable { .. }) => {
                 "do not repeat it; check the disk, then unmount and mount again, which recovers it"
@@ -367,14 +367,14 @@ impl Error {
             }
             Self::PathTooLong { .. } => "move or remove what is nested so deeply, then try again",
             Self::Io { source, .. } | Self::Step { source, .. } if is_full(source) => {
-                "make room, then try again; aborting a branch frees what it wrote"
+                "free space, then try again; aborting a branch frees what it wrote"
             }
             Self::Io { source, .. } | Self::Step { source, .. }
                 if is_out_of_descriptors(source) =>
             {
                 "close files that are open in branches, or mount under a higher limit of open files (ulimit -Hn)"
             }
-            Self::Step { .. } => "see to what stands in its way there, then try again",
+            Self::Step { .. } => "check its permissions and attributes (lsattr), then try again",
             Self::Usage(_)
             | Self::Name { .. }
             | Self::NotFound(_)

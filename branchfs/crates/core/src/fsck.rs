@@ -191,7 +191,7 @@ impl Check {
                 self.report(path, "the directory is missing", Some(&make))
             }
             Err(error) => Err(error).at(&full),
-            Ok(metadata) if !metadata.is_dir() => self.report(path, "it is no directory", None),
+            Ok(metadata) if !metadata.is_dir() => self.report(path, "it is not a directory", None),
             Ok(_) => self.owned(path),
         }
     }
@@ -320,7 +320,7 @@ impl Check {
                 self.report(&path, "no branch has this layer", Some(&remove))?;
             } else {
                 let what =
-                    "no branch has this layer, which holds something: the next mount sets it aside";
+                    "no branch has this layer, which has content: the next mount sets it aside";
                 self.report(&path, what, None)?;
             }
         }
@@ -446,7 +446,7 @@ impl Check {
                 .any(|name| !name.starts_with("plan") && !MARKS.contains(&name.as_str()));
             if place == "journal" && !holds_objects {
                 let remove = |path: &Path| Ok(remove_path(path)?);
-                self.report(&path, "a transaction that was never decided", Some(&remove))?;
+                self.report(&path, "an incomplete transaction", Some(&remove))?;
             } else {
                 let what = "its plan is damaged, and it holds objects of the base or of a branch: copy them before anything is mounted";
                 self.report(&path, what, None)?;
@@ -461,7 +461,7 @@ fn read_record(value: &Value) -> Result<(u64, Record), &'static str> {
         value[key].as_array()?.iter().map(Value::as_u64).collect()
     };
     if !value.is_object() {
-        return Err("a line is no JSON; the store cannot be opened");
+        return Err("a line is not JSON; the store cannot be opened");
     }
     let (Some(id), Some(name), Some(parent), Some(layers), Some(below)) = (
         value["id"].as_u64(),

@@ -80,7 +80,7 @@ impl Init {
         }
         set_parent_process_death_signal(Some(Signal::KILL)).calling("prctl")?;
         if self.request.is_user_namespace {
-            self.step = "mapping our user into the namespace".into();
+            self.step = "mapping the user into the namespace".into();
             map_own_user(self.request.user)?;
         }
         self.step = "finding the sockets of other programs".into();
@@ -138,7 +138,7 @@ impl Init {
         // started. A program that is executed can inspect itself again.
         set_dumpable_behavior(DumpableBehavior::NotDumpable).calling("prctl")?;
         if self.request.is_terminal_own {
-            self.step = "making a session on the terminal".into();
+            self.step = "starting a session on the terminal".into();
             // Init leads the session, so that the command, in a process group of its own, can be stopped by a key: the
             // kernel does not stop a group that no process in the session could continue.
             setsid().calling("setsid")?;

@@ -17,8 +17,7 @@ use rustix::io::Errno;
 use crate::failure::{Context, Failure, Result};
 use crate::mount_table::{self, MOUNT_TABLE};
 
-const VANISHED: &str =
-    "it is listed, and gone when it is to be hidden: somebody changes it meanwhile";
+const VANISHED: &str = "it disappeared before it could be hidden: another process is changing it";
 
 /// Finds the places below `top` to be covered: the matches of the globs, the targets of matching links, and the other
 /// names of the same files. Fails if a directory cannot be listed, or a name is gone again: a place that cannot be

@@ -137,7 +137,7 @@ impl<'a> RootFs<'a> {
 
     /// Builds it and goes to the workspace. Returns the writable places.
     pub(crate) fn build(&mut self) -> Result<Vec<PathBuf>> {
-        self.begin("making a mount table of its own");
+        self.begin("creating a mount namespace");
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change("/", private).at("/")?;
         let view = self.sandbox.view.path();

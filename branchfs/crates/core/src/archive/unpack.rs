@@ -202,7 +202,7 @@ fn kind(layer: &Layer, path: &Path) -> Result<Option<FileType>, Error> {
     match layer.tree.stat(path) {
         Ok(stat) => Ok(Some(FileType::from_raw_mode(u32::from(stat.stx_mode)))),
         Err(Errno::NOENT) => Ok(None),
-        Err(Errno::NOTDIR | Errno::LOOP) => Err(refused(path, "what is above it is no directory")),
+        Err(Errno::NOTDIR | Errno::LOOP) => Err(refused(path, "its parent is not a directory")),
         Err(error) => Err(error).at(path),
     }
 }
@@ -320,7 +320,7 @@ impl Extension {
             let digits = std::str::from_utf8(value).ok();
             digits.and_then(|digits| digits.parse().ok()).ok_or_else(|| {
                 Error::Usage(
-                    "the archive is refused: an owner or size that is no number".to_owned(),
+                    "the archive is refused: an owner or size that is not a number".to_owned(),
                 )
             })
         }
@@ -359,7 +359,7 @@ impl Extension {
 
 /// Decimal seconds.
 fn time(value: &[u8]) -> Result<(i64, u32), Error> {
-    let wrong = || Error::Usage("the archive is refused: a time that is no number".to_owned());
+    let wrong = || Error::Usage("the archive is refused: a time that is not a number".to_owned());
     let text = std::str::from_utf8(value).map_err(|_| wrong())?;
     let (is_before, digits) = text.strip_prefix('-').map_or((false, text), |digits| (true, digits));
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
@@ -435,14 +435,14 @@ fn relative_path(bytes: &[u8]) -> Result<PathBuf, Error> {
         match part {
             Component::Normal(name) => clean.push(name),
             Component::CurDir => {}
-            _ => return Err(refused(path, "it leads out of the workspace")),
+            _ => return Err(refused(path, "it leads outside of the workspace")),
         }
     }
     if bytes.is_empty() || bytes.contains(&0) || bytes.len() > PATH_BYTES_MAX {
-        return Err(refused(path, "it is no path"));
+        return Err(refused(path, "invalid path"));
     }
     if crate::view::is_hidden(clean.iter().next().map_or(Path::new(""), Path::new)) {
-        return Err(refused(path, "the name is the store's"));
+        return Err(refused(path, "the name is reserved for the store"));
     }
     Ok(clean)
 }
@@ -464,13 +464,13 @@ impl Import<'_> {
         }
         if let Some(gone) = name.strip_prefix(WHITEOUT) {
             if gone.is_empty() || gone == b"." || gone == b".." || gone.starts_with(WHITEOUT) {
-                return Err(refused(path, "it deletes nothing that has a name"));
+                return Err(refused(path, "whiteout without a file name"));
             }
             return self.remove(&path.with_file_name(OsStr::from_bytes(gone)));
         }
         if path.as_os_str().is_empty() {
             if member.kind != EntryType::Directory {
-                return Err(refused(Path::new("."), "the root is a directory"));
+                return Err(refused(Path::new("."), "the root entry must be a directory"));
             }
             return self.describe(member);
         }
@@ -512,7 +512,10 @@ impl Import<'_> {
             match self.kind(ancestor)? {
                 Some(FileType::Directory) => break,
                 Some(_) => {
-                    return Err(refused(ancestor, "something is below it, and it is no directory"));
+                    return Err(refused(
+                        ancestor,
+                        "entries are below it, but it is not a directory",
+                    ));
                 }
                 None => missing.push(ancestor),
             }
@@ -547,7 +550,11 @@ impl Import<'_> {
     fn clear(&mut self, path: &Path) -> Result<(), Error> {
         match self.kind(path)? {
             None => Ok(()),
-            Some(FileType::Directory) => Err(refused(path, "it is a directory and something else")),
+            Some(FileType::Directory) => Err(refused(
+                path,
+                "it is there twice, as a directory and \
+                as another type",
+            )),
             Some(_) => self.layer.tree.remove_file(path).at(path),
         }
     }
@@ -593,7 +600,7 @@ impl Import<'_> {
     fn special(&self, member: &Member, kind: u32) -> Result<(), Error> {
         let (path, (major, minor)) = (&member.path, member.device);
         if kind != libc::S_IFIFO && !matches!(self.rights, OwnershipPolicy::All) {
-            return Err(refused(path, "only root may bring devices"));
+            return Err(refused(path, "only root can import devices"));
         }
         let device = rustix::fs::makedev(major, minor);
         self.layer.tree.make_node(path, kind | 0o600, device).at(path)?;

@@ -100,7 +100,7 @@ impl Renames {
         }
     }
 
-    /// The changes, with one for each that was renamed. They are sorted by path, one for each.
+    /// Merges each delete/add pair of one inode into a rename. Sorted by path, one entry per path.
     pub(super) fn joined(mut self, changes: Vec<Change>) -> Vec<Change> {
         // Replaced objects at the same path are reported already.
         let mut by_path: BTreeMap<PathBuf, Change> =

@@ -206,7 +206,7 @@ impl UndoPlanner<'_> {
         if !is_there.is_some_and(|(_, stat)| is_directory(&stat)) {
             return Err(Error::Conflict {
                 message: format!(
-                    "{} cannot be put back: others removed the directory it was in",
+                    "{} cannot be put back: the directory that contained it was removed",
                     path.display()
                 ),
                 paths: vec![path.to_path_buf()],

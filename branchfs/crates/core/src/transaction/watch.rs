@@ -167,7 +167,7 @@ impl<'a> Watch<'a> {
 fn changed(path: &Path) -> Error {
     Error::Conflict {
         message: format!(
-            "{} was changed by others at this moment; everything is as before",
+            "{} was changed by another process at the same moment; the transaction was rolled back",
             path.display()
         ),
         paths: vec![path.to_path_buf()],

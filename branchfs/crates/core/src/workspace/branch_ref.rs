@@ -53,9 +53,9 @@ pub(super) fn check_name(name: &OsStr) -> Result<(), Error> {
     let reason = if bytes.is_empty() {
         "it is empty"
     } else if bytes == b"." || bytes == b".." {
-        "it means a directory itself"
+        "it is the name of a directory itself"
     } else if bytes == b"main" {
-        "it is the root branch's"
+        "it is reserved for the root branch"
     } else if bytes.len() > NAME_BYTES_MAX {
         "it is longer than 254 bytes"
     } else if bytes[0] == b'@' {

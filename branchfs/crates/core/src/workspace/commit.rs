@@ -169,7 +169,8 @@ impl<'w> Commit<'w> {
         }
         if branch.record.parent != MAIN_BRANCH && (options.skip || !options.selection.is_all()) {
             return Err(Error::Unsupported(
-                "paths can be chosen in a commit into main alone: commit all of it into its parent"
+                "paths can be chosen only in a commit into main: commit the whole branch into its \
+                    parent"
                     .to_owned(),
             ));
         }

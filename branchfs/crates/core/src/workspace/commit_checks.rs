@@ -19,10 +19,9 @@ use crate::transaction::{
 use crate::view::HIDDEN;
 use crate::write_set::WriteSet;
 
-pub(super) const WRITTEN_BY_OTHERS: &str =
-    "others committed changes of the same paths since the fork";
+pub(super) const WRITTEN_BY_OTHERS: &str = "another commit since the fork changed the same paths";
 pub(super) const CHANGED_AFTER_READ: &str =
-    "others committed changes of what it read since the fork";
+    "another commit since the fork changed files that it read";
 
 /// The plan of a commit into main, after all checks; conflicts are allowed if it is forced.
 pub(super) fn validated_plan(
@@ -58,7 +57,7 @@ pub(super) fn validated_plan(
         let name = &record.name;
         refuse_conflicts(name, WRITTEN_BY_OTHERS, &written)?;
         refuse_conflicts(name, CHANGED_AFTER_READ, &theirs.conflicts_with_reads(&reads))?;
-        refuse_conflicts(name, "the base was changed by others since the fork", &plan.drift)?;
+        refuse_conflicts(name, "the base was changed directly since the fork", &plan.drift)?;
         return with_visible_part(workspace, record, plan);
     }
 }
@@ -102,7 +101,8 @@ fn with_visible_part(workspace: &Workspace, record: &Record, plan: Plan) -> Resu
     }
     Err(Error::Conflict {
         message: format!(
-            "branch {} cannot be committed in part: others committed changes of the same paths since the fork, and the branch goes on showing what they replaced",
+            "branch {} cannot be committed in part: another commit since the fork changed the same \
+                paths, and the branch still shows the replaced content",
             record.name
         ),
         paths: hidden,

@@ -188,14 +188,15 @@ pub(super) fn refuse_disk_limit(name: &str, quota: Option<&Arc<Quota>>) -> Resul
         return Ok(());
     }
     Err(Error::Unsupported(format!(
-        "{name} would be below a branch with a disk limit, which an import does not heed"
+        "{name} would be below a branch with a disk limit, which an import ignores"
     )))
 }
 
 fn refuse_too_many_layers(parent: Option<&Branch>) -> Result<(), Error> {
     match parent.filter(|parent| parent.stack.len() >= LAYERS_MAX) {
         Some(parent) => Err(Error::Unsupported(format!(
-            "branch {} lies on {LAYERS_MAX} layers, the most there may be: commit its ancestors into main first",
+            "branch {} lies on {LAYERS_MAX} layers, which is the maximum: commit its ancestors \
+                into main first",
             parent.record.name
         ))),
         None => Ok(()),

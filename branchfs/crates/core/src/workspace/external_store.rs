@@ -42,7 +42,8 @@ impl StoreLayout {
             (None, Some(named)) if named.exists() => Located::at(base)?.store,
             (None, Some(named)) => {
                 return Err(Error::Unsupported(format!(
-                    "branches of {} are kept in {}, which is not there: mount that file system first, or give them up by removing {}",
+                    "branches of {} are kept in {}, which is missing: mount that file system \
+                        first, or drop the branches by removing {}",
                     base.display(),
                     named.display(),
                     base_store.join("store").display()
@@ -81,7 +82,8 @@ impl StoreLayout {
                 Ok(found) if found == wanted => {}
                 Ok(found) => {
                     return Err(Error::Unsupported(format!(
-                        "{} says {}, not {}: a store belongs to one base; where the directory was moved, set the link right",
+                        "{} says {}, not {}: a store belongs to one base; if the directory was \
+                            moved, update the link",
                         path.display(),
                         found.display(),
                         wanted.display()

@@ -121,12 +121,13 @@ impl Workspace {
             let word = if towards == UndoDirection::Undo { "undone" } else { "done again" };
             let name = &past.commit.header.name;
             let message = format!(
-                "the commit of {name} cannot be {word}: others changed what it left; main is unchanged"
+                "the commit of {name} cannot be {word}: its paths were changed since; main is \
+                    unchanged"
             );
             return Err(Error::Conflict {
                 message,
                 paths: plan.drift.into_iter().collect(),
-                hint: "look at these paths; --force sets aside what others did there",
+                hint: "check these paths; --force sets the later changes aside",
             });
         }
         let entry = PastInfo::of(past);

@@ -111,7 +111,7 @@ impl Probe<'_> {
     fn tells_cases_apart(&self) -> Result<(), Error> {
         self.write("case")?;
         if self.scratch.join("CASE").exists() {
-            return Err(self.lacks("does not tell upper from lower case"));
+            return Err(self.lacks("does not distinguish upper and lower case"));
         }
         Ok(())
     }

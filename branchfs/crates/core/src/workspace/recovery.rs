@@ -151,7 +151,8 @@ fn drop_damaged(
         }
         if let Some(layer) = lost {
             done.push(format!(
-                "branch {} is given up: its layer {} is not there, as after an abort that a loss of power cut short; if it was not aborted, what it changed is lost",
+                "branch {} was dropped: its layer {} is missing (an abort interrupted by a power \
+                    failure?); if it was not aborted, its changes are lost",
                 record.name,
                 workspace.store.layer_path(*layer).display()
             ));
@@ -188,7 +189,8 @@ fn clear_layers(
         let to = lost.join(path.file_name().unwrap_or_default());
         no_follow::rename(&path, &to).at(&path)?;
         done.push(format!(
-            "a branch was lost in a power cut before its record was on disk; no file in it had been synced; what was written to it is in {}",
+            "a branch was lost in a power cut before its record was on disk; no file in it had \
+                been synced; its files are in {}",
             to.display()
         ));
     }
@@ -245,7 +247,7 @@ fn describe(kind: Kind, is_committed: bool, records: &BTreeMap<BranchId, Record>
         Kind::Redo { .. } => "a redo".to_owned(),
     };
     let how = if is_committed { "was finished" } else { "was taken back" };
-    format!("{what}, which was under way, {how}")
+    format!("{what}, which was interrupted, {how}")
 }
 
 fn make_stale(records: &mut BTreeMap<BranchId, Record>, stale: &[BranchId]) {

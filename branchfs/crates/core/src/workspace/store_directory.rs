@@ -74,8 +74,8 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         // It is not synced when it is written: a loss of power may have left the beginning of it.
         if !FORMAT.as_bytes().starts_with(found) {
             return Err(Error::Corrupt(format!(
-                "{} says {:?}, this program knows {:?}: what branches are kept is for the version that made them to commit or drop; \
-                 without any, remove the store",
+                "{} says {:?}, this program knows {:?}: commit or abort its branches with the \
+                    version that created them, or remove the store if it has none",
                 format.display(),
                 String::from_utf8_lossy(found).trim(),
                 FORMAT.trim()
@@ -182,7 +182,7 @@ fn refuse_others(store: &Path) -> Result<(), Error> {
     for name in no_follow::names(store).at(store)? {
         if !NAMES.iter().any(|known| name == *known) {
             return Err(Error::Unsupported(format!(
-                "{} is no store, and has {} in it: choose an empty directory, or one to be made",
+                "{} is not a store and not empty (it has {}): choose an empty or a new directory",
                 store.display(),
                 name.to_string_lossy()
             )));
@@ -313,7 +313,7 @@ pub(super) fn claim(
         }
     }
     Err(Error::Unsupported(format!(
-        "the store {} is made and removed by other mounts all the time: try again",
+        "the store {} is created and removed by other mounts at the same time: try again",
         store.display()
     )))
 }

@@ -133,7 +133,8 @@ pub(super) fn refuse_folding(disk: &TransactionRoots, existing: &Location) -> Re
     let opened = disk.base.open(path, OFlags::RDONLY | OFlags::DIRECTORY).at(path)?;
     match rustix::fs::ioctl_getflags(&opened) {
         Ok(flags) if flags.bits() & CASEFOLD != 0 => Err(Error::Unsupported(format!(
-            "{} does not tell upper from lower case (chattr +F), and the branch has changed what is in it: commit with --exclude, which leaves it as it is",
+            "{} does not distinguish upper and lower case (chattr +F), and the branch has changed \
+                what is in it: commit with --exclude, which leaves it as it is",
             path.display()
         ))),
         _ => Ok(()), // without such flags no directory is so by itself

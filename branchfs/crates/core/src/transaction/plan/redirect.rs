@@ -20,7 +20,7 @@ pub(super) struct ResolvedDir {
     pub(super) chain: Vec<LayerDir>,
     /// The directory of the base that it merges with.
     pub(super) origin: Option<PathBuf>,
-    /// That directory has another path.
+    /// Whether `origin` differs from the directory's own path, because it was renamed.
     pub(super) is_redirected: bool,
 }
 
