@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from branching.cli.activity import shown_activity
 from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import (
     BranchArgument,
@@ -101,16 +102,17 @@ def commit(
             raise UsageFault("--force and --skip exclude each other; give one of them")
         with opened_workspace(workspace) as space:
             branch = space.reopen(name)
-            changes = branch.commit(
-                force=force,
-                skip=skip,
-                only=only or (),
-                exclude=exclude or (),
-                drop_rest=drop_rest,
-                policy=policy.value if policy else None,
-                rebase=rebase,
-                dry_run=dry_run,
-            )
+            with shown_activity(f"committing {name}"):
+                changes = branch.commit(
+                    force=force,
+                    skip=skip,
+                    only=only or (),
+                    exclude=exclude or (),
+                    drop_rest=drop_rest,
+                    policy=policy.value if policy else None,
+                    rebase=rebase,
+                    dry_run=dry_run,
+                )
         note_forgotten(branch.forgotten, is_dry_run=dry_run)
         note_privileges(changes)
         if not dry_run:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from branching.cli.activity import shown_activity
 from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption, not_blank
 from branching.cli.output import note_result, print_json, size_phrase
@@ -76,9 +77,10 @@ def export(
             raise UsageFault("name a branch, or use --whole to write all of main")
         with opened_workspace(workspace) as space, _branch(space, name) as branch:
             if output is None:
-                branch.export(sys.stdout.buffer, whole=whole, exclude=exclude or ())
+                with shown_activity("exporting"):
+                    branch.export(sys.stdout.buffer, whole=whole, exclude=exclude or ())
                 return
-            with output.open("xb") as file:
+            with output.open("xb") as file, shown_activity("exporting"):
                 try:
                     branch.export(file, whole=whole, exclude=exclude or ())
                 except BaseException:

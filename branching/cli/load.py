@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from branching.cli.activity import shown_activity
 from branching.cli.error_handling import UsageFault, handle_errors, note
 from branching.cli.options import STANDARD_STREAM, JsonOption, WorkspaceOption
 from branching.cli.output import note_result, print_json
@@ -49,7 +50,7 @@ def load(
             archive = None
         if archive is None and sys.stdin.isatty():
             raise UsageFault("refusing to read an archive from the terminal; give a file")
-        with opened_workspace(workspace) as space:
+        with opened_workspace(workspace) as space, shown_activity("loading"):
             if archive is None:
                 branch = space.load(name, sys.stdin.buffer, force=force)
             else:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from branching._exit_codes import EXIT_CANNOT_EXECUTE, EXIT_NOT_FOUND, EXIT_TIMEOUT
+from branching.cli.activity import shown_activity
 from branching.cli.error_handling import UsageFault, note
 from branching.cli.hints import RefusedWrites, advice
 from branching.cli.output import (
@@ -246,7 +247,8 @@ def _run(plan: RunPlan, name: str) -> tuple[int, str, str | None, SpeculationOut
                 code = _exit_code(attempt)
                 end = plan.choose(runner, attempt)
                 if end is End.commit:
-                    runner.commit(attempt)
+                    with shown_activity("committing"):
+                        runner.commit(attempt)
                     note_forgotten(runner.forgotten)
                 elif end is not End.abort:
                     runner.keep(attempt)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from branching.cli.activity import shown_activity
 from branching.cli.error_handling import UsageFault, handle_errors
 from branching.cli.history import commit_table
 from branching.cli.options import JsonOption, WorkspaceOption
@@ -199,7 +200,8 @@ def _reverse(
     done: list[Reversal] = []
     for commit in commits[:1] if dry_run else commits:
         try:
-            done.append(call(commit.id, force=force, dry_run=dry_run))
+            with shown_activity(f"{verb}ing the commit of {commit.branch}"):
+                done.append(call(commit.id, force=force, dry_run=dry_run))
         except BranchingError as error:
             if done:
                 count = counted(len(done), "commit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import NAME_FROM, Mounted
-from support.command import branching
+from support.command import OnTerminal, branching
 
 from branching import BranchError, ConflictError, MountError, Workspace
 from branching.fs import Branch
@@ -183,3 +184,21 @@ class TestCommands:
         done = branching(root, "load", "bad", str(root / NAME_FROM))
         assert (done.code, "error: " in done.err) == (125, True)
         assert branching(root, "abort", "kept").code == 0
+
+
+def test_a_step_that_takes_long_shows_activity_on_a_terminal(
+    kept: Branch, real_workspace: Workspace, place: Path
+) -> None:
+    """The archive is a pipe into which nothing is written until the line has been seen."""
+    with (place / "made.tar").open("wb") as file:
+        kept.export(file)
+    kept.abort()
+    os.mkfifo(place / "pipe")
+    load = OnTerminal(real_workspace.root, ["load", "again", str(place / "pipe")])
+    load.wait_for("loading: ")
+    (place / "pipe").write_bytes((place / "made.tar").read_bytes())
+    done = load.done()
+    assert done.code == 0, done.out
+    assert "\x1b[K" in done.out
+    assert "loaded branch again" in done.out
+    real_workspace.reopen("again").abort()
