@@ -81,7 +81,7 @@ ANSWERS = (
     ("/fork-model clear", "every branch has the model of the chat"),
     ("/fork-strategy vote", "the winner is chosen: vote"),
     ("/fork-strategy best", "! write /fork-strategy and one of manual, auto"),
-    ("/nonsense", "! /nonsense is no command"),
+    ("/nonsense", "! /nonsense is not a command"),
     (">>nobody hello", "! no branch is called 'nobody'; there are: none"),
     ("/merge", "! there is no fork to merge"),
     ("/fork diff", "! there is no fork to be compared"),
