@@ -247,9 +247,7 @@ def _run(plan: RunPlan, name: str) -> tuple[int, str, str | None, SpeculationOut
                 code = _exit_code(attempt)
                 end = plan.choose(runner, attempt)
                 if end is End.commit:
-                    with shown_activity("committing"):
-                        runner.commit(attempt)
-                    note_forgotten(runner.forgotten)
+                    _commit(runner, attempt)
                 elif end is not End.abort:
                     runner.keep(attempt)
                 how = ended_how(attempt.answer.value, attempt.state)
@@ -274,6 +272,12 @@ def _load() -> None:
     """Loads the modules that are needed when the workspace is open."""
     import branching.cli.output_capture
     import branching.patterns.runner  # noqa: F401
+
+
+def _commit(runner: Runner, attempt: Attempt) -> None:
+    with shown_activity("committing"):
+        runner.commit(attempt)
+    note_forgotten(runner.forgotten)
 
 
 class _Outrun(Exception):
