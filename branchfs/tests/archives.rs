@@ -69,7 +69,8 @@ fn nothing_is_exported_as_an_archive_of_nothing_and_imported_as_an_untouched_bra
     for (name, archive) in [("ours", "empty.tar"), ("theirs", "theirs.tar")] {
         let output = import(&mount, name, &mount.directory.path().join(archive));
         succeed(&output);
-        let is_noted = String::from_utf8_lossy(&output.stderr).contains("does not record the state");
+        let is_noted =
+            String::from_utf8_lossy(&output.stderr).contains("does not record the state");
         assert_eq!(
             is_noted,
             name == "theirs",
