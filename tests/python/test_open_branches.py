@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Mounted
+from support.command import branching
 
 from branching import (
     BeamSearch,
@@ -124,6 +127,25 @@ def test_no_more_branches_are_open_than_run_and_may_win(
     assert len(counted.opened) >= calls
     assert max(counted.opened) <= PARALLEL + beside
     assert workspace.branches() == []
+
+
+def test_a_command_opens_no_more_branches_than_run_and_lead(real: Mounted) -> None:
+    """The branch log has a line for each branch that begins, and one for each that ends."""
+    words = ["best-of-n", "-n", str(N), "--parallel", str(PARALLEL)]
+    done = branching(real.root, *words, "--", "sh", "-c", "echo >made")
+    assert done.code == 0, done.err
+    opened: set[int] = set()
+    numbers: set[int] = set()
+    most = 0
+    for line in (real.base / ".branching/branches/log").read_bytes().splitlines():
+        record = json.loads(line)
+        if "name" in record:
+            opened.add(record["id"])
+        opened.discard(record.get("gone"))
+        numbers |= opened
+        most = max(most, len(opened))
+    assert (len(numbers), opened) == (N, set())
+    assert most <= PARALLEL + 1
 
 
 def test_speculate_without_first_wins_keeps_the_first_success_in_order(
