@@ -1,4 +1,15 @@
-"""Sessions whose interpreters or caller are killed at each step of a fork and of a pick."""
+"""Sessions whose processes are killed (SIGKILL) at each step of a fork and of a pick.
+
+| process | its steps | killed before each |
+|---|---|---|
+| session, child | check, park, fork, copying the mount table, unpark: each call that Python makes | call (`TRACER`; slow) |
+| mount helper | entering a mount table, detaching, attaching, hiding, killing, answering | system call |
+| init | waking up, waiting for those who have ended; none in a fork | system call |
+| caller | messages to the other processes, branches of BranchFS, then a commit | each third step |
+
+The system calls are those that others can notice (`support.system_calls`). Each process, but for the
+caller, is also killed before each step of the caller: there the other processes wait (`Killer`).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +25,7 @@ from pathlib import Path
 import pytest
 from conftest import Mounted
 from support.branchfs import mounted
+from support.system_calls import IS_KNOWN, KilledAtStep, name_of
 from support.traces import processes_in_namespace
 from support.waiting import until
 
@@ -316,6 +328,50 @@ def test_a_supervisor_that_is_killed_at_any_step_leaves_nothing(
         if killer.count <= at:
             break
     assert 6 < killer.count == at
+
+
+@pytest.mark.parametrize(
+    ("who", "what", "steps"),
+    [
+        ("init", "pick", {"wait4"}),
+        ("the mount helper", "fork", {"setns", "umount2", "move_mount", "mount", "sendto"}),
+        ("the mount helper", "pick", {"setns", "umount2", "move_mount", "mount", "sendto"}),
+    ],
+)
+def test_a_supervisor_that_is_killed_at_any_of_its_own_steps_leaves_nothing(
+    real_workspace: Workspace, what: str, who: str, steps: set[str]
+) -> None:
+    """Init has no step in a fork: it only reaps those who have ended."""
+    for at in range(STEPS_MAX):
+        with Session(real_workspace, hide=["seed.txt"]) as session:
+            space = namespace(session)
+            session.run("x = 1; open('made', 'w').close()")
+            children = session.fork(2) if what == "pick" else []
+            interpreters = {session.pid, *(child.pid for child in children)}
+            killer = KilledAtStep(supervisor(space, who, interpreters), at)
+            try:
+                if what == "fork":
+                    session.fork(2)
+                else:
+                    session.pick(children[0])
+            except BranchingError:
+                if who == "the mount helper" and what == "fork":
+                    assert session.run("x").result() == 1
+            if who == "init":  # it acts beside the caller
+                ended = [Path(f"/proc/{pid}") for pid in interpreters - {children[0].pid}]
+                until(lambda: not any(path.exists() for path in ended), "they were reaped")  # noqa: B023
+            is_killed, passed = killer.is_killed, list(killer.passed)
+            inside = set(processes_in_namespace(space))
+            session.abort()
+        killer.join()
+        # A new namespace may have the number of one that is gone.
+        until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
+        assert real_workspace.branches() == []
+        assert files(real_workspace.base) == ["seed.txt"]
+        if not is_killed:
+            break
+    assert not is_killed
+    assert not IS_KNOWN or steps <= set(map(name_of, passed))
 
 
 CALLER = """
