@@ -11,14 +11,14 @@ and maxima of some rounds, in milliseconds:
     losers dead     from the call of pick until no loser and no earlier interpreter is alive
 
 Then the memory of ten children together (the sum of PSS in /proc/PID/smaps_rollup), and how long
-starting three interpreters takes that each load the same data. CRIU, where it is installed, dumps
-and restores a Python process of the same size.
+starting three interpreters takes that each load the same data. Where `criu check` succeeds, CRIU
+dumps and restores a Python process of the same size.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +33,8 @@ SIZES_MB = (100, 1024)
 ROUNDS = 7
 CHILDREN = 3
 MANY_CHILDREN = 10
+CRIU_SECONDS_MAX = 120.0
+"""For one call of it. `criu check` takes some milliseconds."""
 LOAD = "data = bytearray({size}); data[::4096] = b'x' * len(data[::4096])"
 
 
@@ -41,9 +43,16 @@ def main() -> None:
     print(f"load {os.getloadavg()[0]:.1f}")
     print(f"{'MB':>5}  {'what':<24} {'median ms':>10} {'max ms':>8}")
     for megabytes in sizes:
-        for what, samples in measured(megabytes).items():
+        rows, refusal = measured(megabytes), ""
+        try:
+            rows |= criu(megabytes)
+        except RuntimeError as error:
+            refusal = str(error)
+        for what, samples in rows.items():
             middle, most = statistics.median(samples), max(samples)
             print(f"{megabytes:>5}  {what:<24} {middle:>10.1f} {most:>8.1f}", flush=True)
+        if refusal:
+            print(f"{megabytes:>5}  {'CRIU':<24} {refusal}", flush=True)
         total = shared_memory(megabytes)
         print(f"{megabytes:>5}  memory with {MANY_CHILDREN} children {total:>11.0f} MB", flush=True)
 
@@ -77,8 +86,6 @@ def measured(megabytes: int) -> dict[str, list[float]]:
                 samples["losers dead"].append((dead - began) * 1000)
         session.abort()
     samples["3 interpreters that load"] = [interpreters(megabytes) for _ in range(3)]
-    if shutil.which("criu"):
-        samples |= criu(megabytes)
     return samples
 
 
@@ -126,7 +133,11 @@ def interpreters(megabytes: int) -> float:
 
 
 def criu(megabytes: int) -> dict[str, list[float]]:
-    """Returns how long CRIU takes to dump a process and to restore it once."""
+    """Returns how long CRIU takes to dump a process and to restore it once.
+
+    RuntimeError says why there is no figure.
+    """
+    _criu("check")
     samples: dict[str, list[float]] = {"CRIU dump": [], "CRIU restore": []}
     code = (
         f"{LOAD.format(size=megabytes << 20)}\nprint(1, flush=True)\nimport time\ntime.sleep(600)"
@@ -139,20 +150,43 @@ def criu(megabytes: int) -> dict[str, list[float]]:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             ) as process,
         ):  # fmt: skip
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.stdout.close()
-            words = ["-D", images, "--shell-job"]
-            times = [time.perf_counter()]
-            subprocess.run(["criu", "dump", "-t", str(process.pid), *words], check=True)
-            times.append(time.perf_counter())
-            process.wait()
-            subprocess.run(["criu", "restore", "-d", *words], check=True)
-            times.append(time.perf_counter())
-            os.kill(process.pid, 9)
+            try:
+                assert process.stdout is not None
+                process.stdout.readline()
+                process.stdout.close()
+                words = ["-D", images, "--shell-job"]
+                times = [time.perf_counter()]
+                _criu("dump", "-t", str(process.pid), *words)
+                times.append(time.perf_counter())
+                process.wait()
+                _criu("restore", "-d", *words)
+                times.append(time.perf_counter())
+                os.kill(process.pid, signal.SIGKILL)  # the restored one: it has the same number
+            finally:
+                process.kill()
         samples["CRIU dump"].append((times[1] - times[0]) * 1000)
         samples["CRIU restore"].append((times[2] - times[1]) * 1000)
     return samples
+
+
+def _criu(*words: str) -> None:
+    try:
+        done = subprocess.run(
+            ["criu", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CRIU_SECONDS_MAX,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise RuntimeError("is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"`criu {words[0]}` did not end") from None
+    if done.returncode != 0:
+        lines = (done.stderr + done.stdout).splitlines()
+        reason = next((line for line in lines if "Error" in line), f"exit code {done.returncode}")
+        raise RuntimeError(f"`criu {words[0]}` failed: {reason}")
 
 
 if __name__ == "__main__":

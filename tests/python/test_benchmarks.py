@@ -17,6 +17,7 @@ import pytest
 from support.branchfs import find_program
 
 from benchmarks import attempts, headline
+from benchmarks import session as session_benchmark
 from benchmarks.__main__ import main
 from benchmarks.cluster import Costs, simulate
 from benchmarks.field.contestant import Cannot, Contestant
@@ -276,3 +277,24 @@ def test_the_costs_of_attempts_are_measured_in_turn(
     assert "1.000 (1.000 to 1.000)" in shown
     assert "- missing: no containers here" in shown
     assert [*place.iterdir()] == []
+
+
+def test_a_criu_that_does_not_run_is_a_reason_and_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(session_benchmark, "CRIU_SECONDS_MAX", 0.2)
+    with pytest.raises(RuntimeError, match="is not installed"):
+        session_benchmark.criu(1)
+    program = tmp_path / "criu"
+    for text, reason in (
+        (
+            "echo Warn >&2; echo 'Error (vdso.c): bad bounds' >&2; exit 1",
+            "`criu check` failed: .*bad",
+        ),
+        ("exec /bin/sleep 600", "`criu check` did not end"),
+    ):
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+        with pytest.raises(RuntimeError, match=reason):
+            session_benchmark.criu(1)
