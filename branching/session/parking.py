@@ -10,6 +10,7 @@ What cannot be carried over is found before anything is changed (`obstacles`).
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import re
@@ -33,6 +34,8 @@ _DELETED = " (deleted)"
 _COMMAND_CHARACTERS_MAX = 80
 _THREAD_END_MILLISECONDS_MAX = 20
 _START_MILLISECONDS_MAX = 100
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_OMP_PAUSE_SOFT = 1
 _PF_EXITING = 0x4
 """A flag in /proc/PID/stat: the process has left its program."""
 
@@ -126,6 +129,8 @@ def obstacles(at: str, own: Collection[int], *, allows_threads: bool) -> Obstacl
     names = python_threads()
     if names and not allows_threads:
         refusals.append(f"running threads, which a fork does not copy: {', '.join(names)}")
+    if not allows_threads and any(signal.getitimer(timer)[0] for timer in _TIMERS):
+        refusals.append("a running timer (signal.alarm, signal.setitimer), which a fork stops")
     if others := _library_threads(len(names)):
         warnings.append(f"{others} threads of libraries: they end in the children")
     with open("/proc/self/maps") as table:
@@ -142,6 +147,8 @@ def obstacles(at: str, own: Collection[int], *, allows_threads: bool) -> Obstacl
             continue  # that of the listing itself
         if refusal := refused_file(at, target, found, flags, is_locked=_is_locked(number)):
             refusals.append(refusal)
+        elif _is_in(target, at) and _is_half_listed(number, found, flags):
+            refusals.append(f"a listing of {target} that was not read to its end")
         elif warning := shared_file(number, target):
             warnings.append(warning)
     return Obstacles(refusals=list(dict.fromkeys(refusals)), warnings=warnings)
@@ -162,6 +169,15 @@ def _library_threads(python_threads: int) -> int:
             return 0
         time.sleep(0.001)
     return others
+
+
+def end_openmp_threads() -> None:
+    """Ends the threads of GCC's OpenMP, which starts them again. A child would wait for them."""
+    with open("/proc/self/maps") as table:
+        libraries = {line.split(maxsplit=5)[5].strip() for line in table if "/libgomp" in line}
+    for path in libraries:
+        with suppress(OSError, AttributeError):  # older than OpenMP 5.0
+            ctypes.CDLL(path, os.RTLD_NOLOAD).omp_pause_resource_all(_OMP_PAUSE_SOFT)
 
 
 def shared_mappings(table: Iterable[str]) -> list[str]:
@@ -192,6 +208,12 @@ def refused_file(
     if is_regular and flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_PATH:
         return f"a file that is open for writing outside of the workspace: {target}"
     return None
+
+
+def _is_half_listed(number: int, found: os.stat_result, flags: int) -> bool:
+    """Whether a directory is being listed: opened again, the listing would begin anew."""
+    is_directory = stat.S_ISDIR(found.st_mode) and not flags & os.O_PATH
+    return is_directory and os.lseek(number, 0, os.SEEK_CUR) != 0
 
 
 def shared_file(number: int, target: str) -> str | None:

@@ -192,6 +192,8 @@ class _Worker:
         self._answer(unparked=True, not_opened=failed)
 
     def _fork(self, _: str, descriptors: list[int]) -> None:
+        _note_ended_programs()
+        parking.end_openmp_threads()
         gc.freeze()  # a collection in a child would copy every page with objects
         count = len(descriptors) // 3
         for index in range(count):
@@ -239,8 +241,22 @@ def _flush_standard() -> None:
             stream.flush()
 
 
+def _note_ended_programs() -> None:
+    """Sets the return code of programs that have ended: a forked child cannot wait for them."""
+    subprocess = sys.modules.get("subprocess")
+    with suppress(ChildProcessError):
+        if subprocess and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            for program in _instances(subprocess.Popen):
+                program.poll()
+
+
 def _flush_files() -> None:
-    for thing in gc.get_objects():
-        if isinstance(thing, io.IOBase) and not thing.closed:
-            with suppress(Exception):
-                thing.flush()
+    for file in _instances(io.IOBase):
+        with suppress(Exception):
+            if not file.closed:
+                file.flush()
+
+
+def _instances(kind: type) -> list[Any]:
+    """Returns all objects of a class. `isinstance` would call code of proxies, which may raise."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]

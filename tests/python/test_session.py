@@ -358,6 +358,18 @@ def test_commit_writes_the_base_and_the_session_continues(space: Space) -> None:
     assert (space.base / "log.txt").read_text() == "first\nsecond\nthird\n"
 
 
+def test_a_proxy_of_an_object_that_is_gone_does_not_keep_files_from_being_written(
+    space: Space,
+) -> None:
+    with Session(space.workspace) as session:
+        session.run("import weakref; gone = {1}; proxy = weakref.proxy(gone); del gone")
+        session.run("file = open('made', 'w'); file.write('one')")
+        session.commit()
+        assert (space.base / "made").read_text() == "one"
+        session.run("file.write('two')")
+    assert (space.base / "made").read_text() == "onetwo"
+
+
 def test_a_refused_commit_leaves_the_session_as_it_was(space: Space) -> None:
     with Session(space.workspace) as session:
         session.run("log = open('seed.txt', 'a'); log.write('ours\\n'); log.flush()")

@@ -468,6 +468,12 @@ ODD_STATES = {
         "found",
         [1, 2, 3],
     ),
+    "a program that has ended, and was not waited for": (
+        "import subprocess, os\np = subprocess.Popen(['sh', '-c', 'exit 3'])\nos.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)",
+        "code = p.wait()",
+        "code, p.wait()",
+        (3, 3),
+    ),
     "an event loop that ran": (
         "import asyncio\nasync def add(n): return n + 1\nx = asyncio.run(add(1))",
         "x = asyncio.run(add(x))",
@@ -522,6 +528,22 @@ def test_a_state_survives_fork_and_pick(real_workspace: Workspace, what: str) ->
         session.abort()
 
 
+@pytest.mark.filterwarnings("ignore:.*threads of libraries.*:UserWarning")
+def test_openmp_that_has_run_before_the_fork_runs_in_a_child(real_workspace: Workspace) -> None:
+    with Session(real_workspace) as session:
+        train = "model = HistGradientBoostingRegressor(max_iter=2).fit(x, x[:, 0])"
+        session.run(
+            "import numpy as np\n"
+            "from sklearn.ensemble import HistGradientBoostingRegressor\n"
+            f"x = np.arange(200.0).reshape(100, 2)\n{train}"
+        ).result()
+        children = session.fork(1)
+        children[0].run(train, timeout=60).result()
+        session.pick(children[0])
+        session.run(train, timeout=60).result()
+        session.abort()
+
+
 REFUSED_STATES = {
     "a running pool of processes": (
         "import multiprocessing as m; pool = m.get_context('fork').Pool(1)",
@@ -530,6 +552,14 @@ REFUSED_STATES = {
     "a pool of threads": (
         "from concurrent.futures import ThreadPoolExecutor; p = ThreadPoolExecutor(1); p.submit(int)",
         "running threads.*ThreadPoolExecutor",
+    ),
+    "a timer": (
+        "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN); signal.alarm(1000)",
+        "a running timer",
+    ),
+    "a listing that was not read to its end": (
+        "import os; listing = os.scandir('.'); next(listing)",
+        "a listing of /.* that was not read to its end",
     ),
     "a shared value": (
         "import multiprocessing as m; v = m.Value('i', 1)",
