@@ -84,7 +84,7 @@ ANSWERS = (
     ("/nonsense", "! /nonsense is not a command"),
     (">>nobody hello", "! no branch is called 'nobody'; there are: none"),
     ("/merge", "! there is no fork to merge"),
-    ("/fork diff", "! there is no fork to be compared"),
+    ("/fork diff", "! there is no fork to compare"),
     ("/cost", "nothing was forked yet"),
     ("/version", "branching 0."),
     ("/help", "/fork-budget per-branch|aggregate"),
