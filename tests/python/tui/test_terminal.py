@@ -124,10 +124,10 @@ def test_a_race_is_steered_from_the_terminal(real: Mounted, root: Path) -> None:
     with watching(root) as terminal:
         terminal.until_shown("● running", "waits")
         terminal.press("s")
-        terminal.until_shown("say to speculate")
+        terminal.until_shown("message to speculate")
         terminal.type("go on")
         terminal.press("Enter")
-        terminal.until_shown("★ won", "told speculate")
+        terminal.until_shown("★ won", "sent to speculate")
         terminal.press("q")
         assert terminal.until_ended() == 0
     assert call.done().code == 0
