@@ -261,7 +261,7 @@ def test_a_second_chat_says_that_its_fork_is_not_kept(root: Path, place: Path) -
     with chatting(root, place / "settings") as first:
         first.until_shown("type a message")
         with chatting(root, place / "settings") as second:
-            second.until_shown("cannot be resumed", "another chat is open here")
+            second.until_shown("cannot be resumed", "holds the lock")
             _enter(second, "/quit")
             assert second.until_ended() == 0
         _enter(first, "/quit")
