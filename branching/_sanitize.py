@@ -1,4 +1,4 @@
-"""Sanitizes output and file names of untrusted programs for a terminal.
+"""Sanitizes output and file names of untrusted programs for a terminal, or for a model.
 
 Control sequences could set the terminal's title, clear the screen, fill the clipboard or hide
 output. Colours are kept; other control characters are replaced by a visible form, such as `^[` for
@@ -12,6 +12,10 @@ import re
 from typing import TextIO
 
 _COLOUR = r"(\x1b\[[0-9;:]*m)"
+_SEQUENCE = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-OQ-WYZ\\`-~])"
+"""Control sequences (CSI), titles and links (OSC), and escapes of two characters."""
+_CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+"""All but tabs and the ends of lines."""
 _RESET = "\x1b[0m"
 _DIRECTIONS = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """They make text look like another one."""
@@ -34,6 +38,16 @@ def visible(line: str) -> str:
         for place, part in enumerate(parts)
     )
     return shown + _RESET if with_colours else shown
+
+
+def plain(text: str) -> str:
+    """Returns text without control sequences, for a reader that is no terminal.
+
+    Other control characters get their visible form; the ends of lines and tabs stay.
+    """
+    if re.search(_CONTROL, text) is None:
+        return text
+    return re.sub(_CONTROL, lambda found: _SHOWN[ord(found[0])], re.sub(_SEQUENCE, "", text))
 
 
 def line_for(stream: TextIO, line: str) -> str:

@@ -184,7 +184,7 @@ async def race(
             "the race was not started: this server proposes changes, and the user commits them",
             hint="leave commit out: the winner's branch stays open",
         )
-    room = min(CANDIDATE_CHARACTERS_MAX, RACE_CHARACTERS_MAX // candidates)
+    room = min(CANDIDATE_BYTES_MAX, RACE_BYTES_MAX // candidates)
     origin = session.workspace if parent == MAIN else await session.find(parent)
     outputs: dict[int, BoundedOutput] = {}
     tried: list[str] = []
@@ -225,10 +225,10 @@ async def race(
     return Raced(outcome=outcome, outputs=outputs)
 
 
-CANDIDATE_CHARACTERS_MAX = 4_000
-"""Maximum number of characters of one candidate's output in the answer."""
-RACE_CHARACTERS_MAX = 20_000
-"""Maximum number of characters of all candidates' output in the answer."""
+CANDIDATE_BYTES_MAX = 4_000
+"""Maximum size of one candidate's output in the answer."""
+RACE_BYTES_MAX = 20_000
+"""Maximum size of all candidates' output in the answer."""
 
 
 def program(

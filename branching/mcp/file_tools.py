@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from functools import partial
 from typing import Annotated
 
@@ -17,13 +18,15 @@ from branching.mcp.workspace_session import MAIN
 
 READ_BYTES_MAX = 32 << 10
 """Maximum per call. The content is in the answer twice: as text and as structure."""
+READ_BINARY_BYTES_MAX = 12 << 10
+"""Maximum of what is no text: a model reads base64 as a token for one or two characters."""
 WRITE_BYTES_MAX = 2 << 20
 """Below the size limit of an HTTP message."""
 IMAGE_BYTES_MAX = 1 << 20
 """A larger image is read in parts, as base64."""
 ENTRIES_MAX = 500
-ENTRIES_CHARACTERS_MAX = 12_000
-"""Maximum total length of the names in a listing."""
+ENTRIES_BYTES_MAX = 12_000
+"""Maximum total size of the names in a listing."""
 LINES_NAMED_MAX = 10
 _NOT_MAIN = (
     "the workspace itself is not written to: it changes by commits alone. Nothing was changed"
@@ -43,7 +46,12 @@ async def branch_read(
     offset: Annotated[int, Field(ge=0, lt=1 << 63, description="Bytes to skip")] = 0,
     limit: Annotated[
         int,
-        Field(ge=1, lt=1 << 63, description=f"Bytes to read; at most {READ_BYTES_MAX} a call"),
+        Field(
+            ge=1,
+            lt=1 << 63,
+            description=f"Bytes to read; at most {READ_BYTES_MAX} a call, of what is no text "
+            f"{READ_BINARY_BYTES_MAX}",
+        ),
     ] = 16 << 10,
 ) -> FileContent:
     """Read a file as it is in a branch, or in the workspace (branch "main"). An image (PNG, JPEG,
@@ -66,8 +74,7 @@ async def branch_read(
             next_offset=None,
         ).with_image(data, mime_type)
     text = _text(data, is_cut=offset + len(data) < size)
-    if text is not None:
-        data = text.encode()
+    data = data[:READ_BINARY_BYTES_MAX] if text is None else text.encode()
     end = offset + len(data)
     return FileContent(
         branch=branch,
@@ -169,10 +176,10 @@ async def branch_files(
     """List a directory as it is in a branch, or in the workspace (branch "main"), by name."""
     tree = await session.tree(branch, path)
     entries, is_all = await run_short(partial(tree.entries, path, limit=ENTRIES_MAX, after=after))
-    room = ENTRIES_CHARACTERS_MAX
+    room = ENTRIES_BYTES_MAX
     listed = []
     for each in entries:
-        room -= len(each.name)
+        room -= len(os.fsencode(each.name))
         if room < 0:
             is_all = False
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import shlex
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -36,8 +37,10 @@ COMMAND_CHARACTERS_SHOWN_MAX = 500
 """Characters of a command in an answer; in that of a race fewer, if it has many candidates."""
 COMMANDS_CHARACTERS_MAX = 5_000
 """Characters of the commands of all candidates of a race."""
-CHANGES_CHARACTERS_MAX = 10_000
-"""Characters of these paths: with long paths an answer lists fewer of them."""
+CHANGES_BYTES_MAX = 10_000
+"""Size of these paths: with long paths an answer lists fewer of them."""
+VALUE_BYTES_MAX = 6_000
+"""Size of a value or a traceback of a session; the rest of an answer is for its output."""
 
 
 class Answer(BaseModel):
@@ -298,7 +301,8 @@ class CellResult(Answer):
 
     @staticmethod
     def of(cell: Cell, *, child: int | None) -> CellResult:
-        output, value, error = BoundedOutput(), BoundedOutput(), BoundedOutput()
+        head, tail = VALUE_BYTES_MAX // 4, VALUE_BYTES_MAX - VALUE_BYTES_MAX // 4
+        output, value, error = (BoundedOutput(head * n, tail * n) for n in (2, 1, 1))
         for stream in (cell.stdout, cell.stderr):
             if stream:
                 output.add(stream.removesuffix("\n"))
@@ -630,9 +634,9 @@ def change_lines(changes: list[PathChange]) -> list[str]:
 def first_changes(changes: list[Change]) -> list[PathChange]:
     """Returns the first changes, as many as an answer has room for."""
     listed: list[PathChange] = []
-    room = CHANGES_CHARACTERS_MAX
+    room = CHANGES_BYTES_MAX
     for change in changes[:CHANGES_MAX]:
-        room -= len(change.path) + len(change.origin or "")
+        room -= len(os.fsencode(change.path)) + len(os.fsencode(change.origin or ""))
         if room < 0:
             break
         listed.append(PathChange.of(change))

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import anyio
 from mcp.server.mcpserver import Context
 
+from branching._sanitize import plain
 from branching._threads import call_soon
 from branching.patterns import Event
 
@@ -82,7 +83,7 @@ class _Progress:
 def _words(event: Event) -> str:
     who = f"[{event.index}] " if event.index >= 0 else "[setup] "
     if event.kind == "output":
-        text = event.text.rpartition("\n")[2]
+        text = plain(event.text.rpartition("\n")[2])
     elif event.kind == "finished":
         text = f"{event.state} after {event.seconds:.1f} s"
     elif event.kind == "scored":

@@ -13,7 +13,7 @@ from support.tools import Agent, connected, served
 
 from branching import ResourceLimits, Workspace
 from branching.mcp.bounded_output import BoundedOutput
-from branching.mcp.models import CHANGES_CHARACTERS_MAX, CHANGES_MAX, printable
+from branching.mcp.models import CHANGES_BYTES_MAX, CHANGES_MAX, printable
 from branching.mcp.tools import make_tools
 from branching.patterns.command_candidate import LineSplitter
 
@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 CHARACTERS_MAX = 40_000
 """Of either form of an answer: both together stay below 20,000 tokens of four characters."""
+BINARY_CHARACTERS_MAX = 17_000
+"""Of base64 as a part of one: below 20,000 tokens even if every token is one character."""
 
 
 @pytest.fixture
@@ -97,6 +99,34 @@ def test_output_keeps_the_beginning_and_the_end_of_one_long_line(pieces: int) ->
     assert output.text.endswith(text[-300:])
     whole = len("\n".join([text] * pieces))
     assert f"[{whole - 400} characters left out]" in output.text
+
+
+@pytest.mark.parametrize("character", ["é", "中", "😀"])
+def test_characters_beyond_ascii_count_by_their_bytes_and_are_never_halved(character: str) -> None:
+    output = BoundedOutput(101, 303)
+    for piece in range(1, 60):
+        output.add(character * piece)
+    head, gap, tail = output.text.split("\n[")[0], *output.text.split("[")[1].split("]\n")
+    assert 97 < len(head.encode()) <= 101
+    assert 299 < len(tail.encode()) <= 303
+    assert set(head + tail) == {character, "\n"}
+    whole = sum(range(1, 60)) + 58
+    assert gap == f"{whole - len(head) - len(tail)} characters left out"
+
+
+def test_control_sequences_are_left_out_and_other_controls_are_visible() -> None:
+    output = BoundedOutput()
+    output.add("\x1b[1;31mred\x1b[0m\tand \x1b]0;title\x07plain\x01\r")
+    assert output.text == "red\tand plain^A\r"
+
+
+async def test_a_model_gets_no_colours_and_the_log_has_them(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        await agent.call("branch_create", name="b")
+        ran = await agent.call("branch_run", branch="b", command="printf '\\033[31mred\\033[0m'")
+        assert ran["output"] == "red"
+        assert await agent.text_of(ran["log"]) == "\x1b[31mred\x1b[0m\n"
+        assert not any("\x1b" in message for message in agent.heard)
 
 
 def test_output_that_fits_is_kept_as_it_is() -> None:
@@ -208,6 +238,9 @@ async def test_answers_stay_within_what_a_client_accepts(real_workspace: Workspa
         for tool, arguments in calls:
             for form in await answer_of(agent, tool, **arguments):
                 assert len(form) < CHARACTERS_MAX, (tool, arguments, len(form))
+        binary = {"branch": "main", "path": "binary", "limit": 262144}
+        for form in await answer_of(agent, "branch_read", **binary):
+            assert len(form) < BINARY_CHARACTERS_MAX
 
 
 async def test_long_commands_and_many_branches_stay_within_it_too(
@@ -288,7 +321,7 @@ async def test_the_text_of_an_answer_is_plain(real_workspace: Workspace) -> None
 
 
 def test_the_limits_of_changes_leave_room_for_their_form() -> None:
-    assert CHANGES_MAX * 80 + CHANGES_CHARACTERS_MAX < CHARACTERS_MAX
+    assert CHANGES_MAX * 80 + CHANGES_BYTES_MAX < CHARACTERS_MAX
 
 
 def test_descriptions_have_no_indentation_of_the_source() -> None:

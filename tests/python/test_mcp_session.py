@@ -86,6 +86,15 @@ async def test_a_failure_has_its_traceback_and_the_session_continues(
         assert (await agent.call("session_run", code="x"))["value"] == "3"
 
 
+async def test_output_and_value_together_stay_within_an_answer(real_workspace: Workspace) -> None:
+    async with connected(served(real_workspace)) as agent:
+        ran = await agent.call("session_run", code="print('x' * 50_000); 'y' * 50_000")
+        assert ran["truncated"]
+        assert ran["output"].startswith("xxx")
+        assert ran["value"].startswith("'yyy")
+        assert len(ran["output"]) + len(ran["value"]) < 20_000
+
+
 async def test_calls_in_two_children_run_at_the_same_time(real_workspace: Workspace) -> None:
     code = "import time\nopen('/tmp/{own}', 'w').close()\nimport os\nwhile not os.path.exists('/tmp/{other}'): time.sleep(0.01)"
     async with connected(served(real_workspace)) as agent:
