@@ -86,7 +86,9 @@ def fork(
     pick: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Merge this branch, even if others succeed.", show_default=False
+            metavar="NAME",
+            help="Merge this branch, even if others succeed, unless it fails the --test-command.",
+            show_default=False,
         ),
     ] = None,
     on_conflict: Annotated[

@@ -258,20 +258,23 @@ class ForkCommand:
             winner = branches[choice.pick]
             if winner not in done:
                 return None
-            return await self._merge_one(coordinator, winner, options)
-        if not done:
+            if self._tester is not None:
+                await self._tester(winner)
+        elif not done:
             return None
-        # Not `auto`: for that the files of all branches are kept, to be able to change one's mind.
-        outcome = await coordinator.resolve(MergeStrategy(kind="auto_with_fallback"))
-        assert outcome.verdict is not None, "somebody was asked"
-        winner_id = outcome.verdict.winner_branch_id
-        if self._tester is not None and not _passed(self._tester.runs.get(winner_id)):
+        else:
+            # Not `auto`: for that the files of all branches are kept, to be able to change one's
+            # mind.
+            outcome = await coordinator.resolve(MergeStrategy(kind="auto_with_fallback"))
+            assert outcome.verdict is not None, "somebody was asked"
+            winner = coordinator.branches[outcome.verdict.winner_branch_id]
+        if self._tester is not None and not _passed(self._tester.runs.get(winner.id)):
             self.has_failed_tests = True
             if self._kept.outlives_us:
                 self.is_left = True
                 await coordinator.detach()
             return None
-        return await self._merge_one(coordinator, coordinator.branches[winner_id], options)
+        return await self._merge_one(coordinator, winner, options)
 
     async def _merge_one(
         self, coordinator: ForkCoordinator, winner: BranchRuntime, options: MergeOptions

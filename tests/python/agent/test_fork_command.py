@@ -62,7 +62,7 @@ def test_the_branch_wins_whose_tests_pass(root: Path) -> None:
     assert (root / "answer").read_text() == "42\n"
 
 
-@pytest.mark.parametrize("chooser", [[], ["--judge", "echo 0"]])
+@pytest.mark.parametrize("chooser", [[], ["--judge", "echo 0"], ["--pick", "0"]])
 def test_a_branch_that_fails_the_tests_is_not_merged(root: Path, chooser: list[str]) -> None:
     words = ["-c", "echo broken >made", "--test-command", "exit 1", *chooser]
     done = branching(root, "fork", "--json", *words)
