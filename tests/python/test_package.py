@@ -57,7 +57,7 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "fs", "process", "runlog", "patterns"),
     },
     "mcp": {
-        *("_caller", "_cancellation", "_threads"),
+        *("_caller", "_cancellation", "_sanitize", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns", "session"),
     },
     "tui": {
