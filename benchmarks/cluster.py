@@ -15,8 +15,8 @@ import heapq
 import json
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,8 +128,16 @@ def counted() -> Iterator[dict[str, int]]:
         cluster_runner.put_file, cluster_runner.fetch_file = put_file, fetch_file  # type: ignore[attr-defined]
 
 
-def measure(runner: Any, *, attempts: int) -> dict[str, object]:
-    """Runs trivial attempts, twice: the first call also brings the base to the nodes."""
+def measure(
+    runner: Any,
+    *,
+    attempts: int,
+    counting: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> dict[str, object]:
+    """Runs trivial attempts, twice: the first call also brings the base to the nodes.
+
+    Each call is made in a `counting(NAME)`.
+    """
     from branching import BestOfN, Workspace
     from branching.patterns.command_candidate import Program, shell
 
@@ -143,7 +151,8 @@ def measure(runner: Any, *, attempts: int) -> dict[str, object]:
             task = Program(shell(text), workspace=space.seen_at, owner=None, score=True)
             for name in ("first", "second"):
                 began, busy = time.monotonic(), time.process_time()
-                outcome = BestOfN(task, attempts, runner=runner, commit=False)(space)
+                with counting(f"{name}_call"):
+                    outcome = BestOfN(task, attempts, runner=runner, commit=False)(space)
                 failures = [each.exception for each in outcome.all_results if not each.success]
                 assert not failures, failures
                 if outcome.branch is not None:
