@@ -32,11 +32,20 @@ branching commit -w "$HOME_DIR" best
 """
 """A batch system for three attempts on two machines: each has a cache of its own."""
 
-TASK = """
+XATTRS = """
+import os
+acl = "system.posix_acl_access"
+os.setxattr("first", "user.note", b"new")
+os.setxattr("script", acl, os.getxattr("listed", acl))
+os.removexattr("denied", acl)
+"""
+
+TASK = f"""
 echo $BRANCHING_ATTEMPT > attempt; echo 0.$BRANCHING_ATTEMPT >&3
 chmod 600 script; rm gone; mv directory renamed; mkdir -p new/deep; ln first new/deep/hard
 echo more >> listed; mv device null; chmod 700 denied; mkfifo fifo; rm -r old; mkdir old
 ln -s nowhere link; truncate -s 64M sparse; echo block | dd of=sparse bs=4k seek=9 conv=notrunc
+{sys.executable} -c '{XATTRS}'
 """
 
 HOLE_BYTES = 64 << 20
@@ -139,6 +148,8 @@ def test_a_shell_loop_over_two_directories_commits_what_a_local_call_does(place:
     assert looped.returncode == 0, looped.stderr
     assert tree(remote) == tree(local)
     assert (remote / "attempt").read_text() == "2\n"
+    assert os.getxattr(remote / "first", "user.note") == b"new"
+    assert os.listxattr(remote / "denied") == []
     assert (remote / "sparse").stat().st_blocks < 100
     assert (place / "2.tar").stat().st_size < 1 << 20
     answers = [json.loads((place / f"{index}.json").read_text()) for index in range(3)]
