@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +33,13 @@ from branching.cluster.remote_attempt import Work
 from branching.errors import ClusterError, ConflictError
 from branching.fs import Branch, Workspace
 from branching.patterns.attempt import Attempt, Task
+from branching.patterns.command_candidate import BranchCommand
 from branching.patterns.completion_queue import CompletionQueue
 from branching.patterns.process_isolation import IsolationOptions
 from branching.patterns.results import CandidateResult, State
 from branching.patterns.runner import Runner, Stopped
 from branching.patterns.worker_threads import Workers
+from branching.process.sandbox.masked_files import find as find_hidden
 
 if TYPE_CHECKING:
     from branching.process import ResourceLimits
@@ -80,7 +84,10 @@ class ClusterRunner(Runner):
         self._workers = _ClusterWorkers(engine, self._completions, self._on_finished)
         self._layers: dict[int, list[object]] = {}
         """By number of the attempt, the references to its layer."""
-        self._packed: tuple[str, list[object]] | None = None
+        self._packed: dict[tuple[str, ...], tuple[str, list[object]]] = {}
+        """By the globs that a candidate hides, the digest of the base and the references to it."""
+        self._hide: tuple[str, ...] = ()
+        """Globs that the candidate which is being started hides."""
         self._turns: dict[Attempt, tuple[threading.Event, threading.Event, str]] = {}
         """Set when the attempt started before this one has been submitted, and when it has. The
         cancellation token of the attempt."""
@@ -92,6 +99,11 @@ class ClusterRunner(Runner):
         """By name of a parent, the references to its layer."""
         self._starts: dict[int, list[list[object]]] = {}
         """By number of the attempt, the references to the layers that it starts from."""
+
+    def start(self, candidate: Callable[..., object], *args: object, **options: Any) -> Attempt:
+        """Queues a candidate. The files that it hides are not sent."""
+        self._hide = self._hidden_by(candidate)
+        return super().start(candidate, *args, **options)
 
     def bring(self, attempt: Attempt) -> bool:
         """Loads the layer of an attempt below its parent, which is the anchor or was loaded."""
@@ -130,14 +142,20 @@ class ClusterRunner(Runner):
         branch = super()._branch(purpose, parent)
         if parent is not None:
             self._parents[branch.name] = parent
-        if self._packed is None:
+        if self._hide not in self._packed:
             anchor = self._branches.between
             assert anchor is not None, "the call above has forked it"
+            exclude = [*self._exclude, *_hidden_paths(anchor.path, self._hide)]
             with tempfile.TemporaryFile() as file:
-                anchor.export(file, whole=True, exclude=self._exclude)
+                anchor.export(file, whole=True, exclude=exclude)
                 digest = digest_of_file(file)
-                self._packed = digest, put_file(self._engine, file)
+                self._packed[self._hide] = digest, put_file(self._engine, file)
         return branch
+
+    def _hidden_by(self, candidate: Callable[..., object]) -> tuple[str, ...]:
+        if isinstance(candidate, BranchCommand):
+            return candidate.hide
+        return tuple(self._apart.hide) if self._apart is not None else ()
 
     def merge(self, attempt: Attempt) -> None:
         """Commits the attempt's branch into its parent, whose layer is then another."""
@@ -187,7 +205,6 @@ class ClusterRunner(Runner):
         *,
         wins_at_once: bool,  # noqa: ARG002  (the changes are listed on the node)
     ) -> CandidateResult:
-        assert self._packed is not None, "the base was packed before the attempt was queued"
         attempt = task.attempt
         work = Work(
             candidate=candidate,
@@ -200,7 +217,7 @@ class ClusterRunner(Runner):
             limits=self._node_limits,
             apart=self._apart or IsolationOptions(),
         )
-        digest, base = self._packed
+        digest, base = self._packed[self._hidden_by(candidate)]
         name = attempt.branch.name
         before, after, token = self._turns.pop(attempt)
         try:
@@ -233,17 +250,19 @@ class ClusterRunner(Runner):
         return answer
 
     def _received(self, task: Task, submitted: object) -> Reply:
-        """Passes on what an attempt says while it runs, and returns its reply."""
-        for message in self._engine.receive(submitted):
+        """Passes on the messages of an attempt while it runs, and returns its reply."""
+
+        def listener(message: Started | str) -> None:
             if isinstance(message, Started):
                 task.attempt.node = message.node
                 self._events.tell(task.attempt, "placed", message.node)
-            elif isinstance(message, str):
-                task.say(message)
             else:
-                assert isinstance(message, Reply)
-                return message
-        raise EngineError("it ended without a reply")
+                task.say(message)
+
+        reply: Reply = self._engine.receive(submitted, listener)
+        if reply.output is not None:
+            task.say(reply.output)
+        return reply
 
     def __exit__(
         self,
@@ -255,6 +274,15 @@ class ClusterRunner(Runner):
             return super().__exit__(kind, error, traceback)
         finally:
             self._engine.close()
+
+
+def _hidden_paths(directory: Path, globs: Sequence[str]) -> list[str]:
+    """Returns patterns for the paths that the globs hide, and for other names of the same files."""
+    if not globs:
+        return []
+    top = f"{directory}/"
+    places = [place for place in find_hidden(str(directory), globs) if place.startswith(top)]
+    return ["/" + re.sub(r"([][*?{}!\\])", r"\\\1", place.removeprefix(top)) for place in places]
 
 
 class _ClusterWorkers(Workers):

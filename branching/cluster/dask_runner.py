@@ -11,6 +11,9 @@ thread, behind other attempts.
 Dask computes a result that was lost with its worker again. A second run would have another result
 than the one that was chosen, so a run sets an event, and a later one ends when it finds it set.
 What this program puts is replicated to all workers, and cannot be lost with one of them.
+
+The messages of attempts are events of the scheduler. Their topic is the client's id: the scheduler
+keeps the last events of each topic, and only those of a client are dropped when it has gone.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from branching.cluster.cluster_runner import ClusterRunner
-from branching.cluster.engine import EngineError, Function
+from branching.cluster.engine import EngineError, Function, run_function
 from branching.errors import ClusterError
 from branching.fs import Branch, Workspace
 from branching.patterns.runner import Runner
@@ -134,16 +137,13 @@ class _DaskEngine:
         self._client = client
         self._options = options
         self._put: dict[str, Future[bytes]] = {}
-        self._tasks: dict[str, Future[Any]] = {}
+        self._tasks: dict[str, _Task] = {}
+        self._inbox = _Inbox.opened(client)
         self._lock = threading.Lock()
         """Guards what follows against tasks that are submitted and cancelled at once."""
         self._by_token: dict[str, list[Future[Any]]] = {}
         self._cancelled: set[str] = set()
-        self._workers: dict[str, str] = {}
-        """By key of a task, the address of the worker that runs it."""
-        self._messages: dict[str, queue.SimpleQueue[bytes | None]] = {}
-        self._topic = f"branching-{secrets.token_hex(8)}"
-        client.subscribe_topic(self._topic, self._on_event)
+        self._prefix = f"branching-{secrets.token_hex(8)}"
 
     def put(self, data: bytes) -> object:
         try:
@@ -171,33 +171,35 @@ class _DaskEngine:
     def submit(
         self, function: Function, argument: object, *, needs: Sequence[object], token: str
     ) -> object:
-        key = f"{self._topic}-{len(self._tasks)}"
-        self._messages[key], self._workers[key] = queue.SimpleQueue(), ""
-        task = self._client.submit(
+        key = f"{self._prefix}-{len(self._tasks)}"
+        task = self._tasks[key] = self._inbox.tasks[key] = _Task()
+        task.future = self._client.submit(
             _run,
             function,
             pickle.dumps(argument),
             {each: self._put[each] for each in needs},  # type: ignore[index]
             key,
-            self._topic,
+            self._client.id,
             key=key,
             pure=False,
             retries=0,
             **self._options,
         )
         with self._lock:
-            self._tasks[key] = task
-            self._by_token[token].append(task)
+            self._by_token[token].append(task.future)
             if token in self._cancelled:
-                task.cancel(force=True)
-        task.add_done_callback(lambda _: self._messages[key].put(None))
+                task.future.cancel(force=True)
+        task.future.add_done_callback(lambda _: task.messages.put(None))
         return key
 
-    def receive(self, task: object) -> Iterator[Any]:
+    def receive(self, task: object, listener: Callable[[Any], None]) -> Any:
         assert isinstance(task, str)
-        while (message := self._messages[task].get()) is not None:
-            yield pickle.loads(message)
-        yield from map(pickle.loads, self._result(task, 0))
+        try:
+            while (message := self._tasks[task].messages.get()) is not None:
+                listener(pickle.loads(message))
+        finally:
+            del self._inbox.tasks[task]
+        return pickle.loads(self._result(task, 0))
 
     def give_up(self, task: object) -> None:
         """A task that was cancelled is not waited for."""
@@ -215,38 +217,86 @@ class _DaskEngine:
     def close(self) -> None:
         from distributed import Event
 
-        self._client.unsubscribe_topic(self._topic)
         for key in self._tasks:
+            self._inbox.tasks.pop(key, None)
             Event(key, client=self._client).clear()
         self._put.clear()
         self._tasks.clear()
+        self._inbox.close()
 
-    def _result(self, key: str, part: int) -> list[bytes]:
+    def _result(self, key: str, part: int) -> Any:
         """Returns a part of the result of a task, which has ended."""
         from distributed import CancelledError
 
-        worker = self._workers[key]
         try:
             task = self._tasks[key]
-            if task.status != "finished":
-                task.result(timeout=0)  # raises what it ended with
-            found = self._client.run(_part_of_result, key, part, workers=[worker])
-            data: list[bytes] = found[worker]
+            if task.future.status != "finished":
+                task.future.result(timeout=0)  # raises what it ended with
+            found = self._client.run(_part_of_result, key, part, workers=[task.worker])
+            return found[task.worker]
         except (Exception, CancelledError) as error:  # Dask has no base class for what it raises
             raise EngineError(_said(error)) from error
-        return data
+
+
+class _Task:
+    """A task, as this program sees it."""
+
+    future: Future[Any]
+    worker = ""
+    """Address of the worker that runs it."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        """None at the end."""
+
+
+class _Inbox:
+    """The tasks of a client that run, by key. They get their messages.
+
+    Calls may share a client, and a client has one handler for a topic.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._users = 0
+        self.tasks: dict[str, _Task] = {}
+
+    @staticmethod
+    def opened(client: Client) -> _Inbox:
+        """Returns the inbox of a client, for one more call."""
+        with _INBOXES_LOCK:
+            inbox = _INBOXES.setdefault(client.id, _Inbox(client))
+            inbox._users += 1
+            if inbox._users == 1:
+                client.subscribe_topic(client.id, inbox._on_event)
+            return inbox
+
+    def close(self) -> None:
+        """Ends the subscription after the last call: the client may be closed then."""
+        with _INBOXES_LOCK:
+            self._users -= 1
+            if self._users == 0:
+                self._client.unsubscribe_topic(self._client.id)
+                del _INBOXES[self._client.id]
 
     def _on_event(self, event: tuple[float, Any]) -> None:
+        if isinstance(event[1], dict):
+            return  # the scheduler's own, about the client
         key, worker, message = event[1]
-        if key in self._messages:
-            self._workers[key] = worker
-            self._messages[key].put(message)
+        if (task := self.tasks.get(key)) is not None:
+            task.worker = worker
+            task.messages.put(message)
+
+
+_INBOXES: dict[str, _Inbox] = {}
+"""By id of the client."""
+_INBOXES_LOCK = threading.Lock()
 
 
 def _run(
     function: Function, argument: bytes, given: Mapping[str, bytes], key: str, topic: str
-) -> tuple[list[bytes], list[bytes]]:
-    """Returns what the function yields, but for its first message, and the pieces of its layer."""
+) -> tuple[bytes, list[bytes]]:
+    """Returns what the function returns, and the pieces of its layer."""
     from distributed import Event, get_client, get_worker
 
     has_run = Event(key, client=get_client())
@@ -254,10 +304,14 @@ def _run(
         raise EngineError("its worker has died; it is not repeated")
     has_run.set()
     store = _DaskStore(given, key)
-    messages = map(pickle.dumps, function(store, pickle.loads(argument)))
     worker = get_worker()
-    worker.log_event(topic, (key, worker.address, next(messages)))
-    return list(messages), store.pieces
+
+    def pass_on(message: object) -> None:
+        if message is not None:
+            worker.log_event(topic, (key, worker.address, pickle.dumps(message)))
+
+    result = run_function(function, store, pickle.loads(argument), pass_on)
+    return pickle.dumps(result), store.pieces
 
 
 def _said(error: BaseException) -> str:
@@ -267,7 +321,7 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _part_of_result(key: str, part: int, dask_worker: Worker) -> list[bytes]:
+def _part_of_result(key: str, part: int, dask_worker: Worker) -> object:
     result: Any = dask_worker.data[key]
-    found: list[bytes] = result[part]
+    found: object = result[part]
     return found

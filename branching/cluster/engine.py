@@ -4,13 +4,13 @@ An engine is Ray, Dask, or anything else that runs functions on a set of nodes a
 made where it was made until someone asks for it. References travel inside of arguments and results,
 and are not resolved on the way: a layer crosses the network only when the caller gets it.
 
-A function is a generator. An engine can pass on what it yields while it runs, or all at the end.
+A function is a generator: it yields messages for the caller while it runs, and returns its result.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import IO, Any, Protocol
 
 CHUNK_BYTES = 32 << 20
@@ -39,8 +39,12 @@ class ObjectStore(Protocol):
         """Returns whether the caller has cancelled the tasks that were given this token."""
 
 
-Function = Callable[[ObjectStore, Any], Iterator[object]]
-"""A generator function of this package, which is called on a node."""
+Function = Callable[[ObjectStore, Any], Generator[object, None, object]]
+"""A generator function of this package, which is called on a node.
+
+It yields messages, and None several times a second if it has no message, so that the engine can
+pass on earlier ones.
+"""
 
 
 class Engine(Protocol):
@@ -63,10 +67,13 @@ class Engine(Protocol):
         `needs` has the references that the function gets, `token` is its cancellation token.
         """
 
-    def receive(self, task: object) -> Iterator[Any]:
-        """Yields what the function yields. Raises EngineError if it ends early; it is not repeated.
+    def receive(self, task: object, listener: Callable[[Any], None]) -> Any:
+        """Calls the listener for each message of the function, in order, and returns its result.
 
-        One thread receives from a task.
+        The messages come while the function runs. One thread receives from a task.
+
+        Raises:
+            EngineError: The function has ended early. It is not repeated.
         """
 
     def give_up(self, task: object) -> None:
@@ -81,6 +88,26 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Gives up everything that was put and submitted. The tasks have ended or are cancelled."""
+
+
+def run_function(
+    function: Function, store: ObjectStore, argument: object, pass_on: Callable[[object], None]
+) -> object:
+    """Runs a function on its node, and returns its result.
+
+    Args:
+        function: The function.
+        store: The node's store.
+        argument: The function's argument.
+        pass_on: Called for each message, and with None.
+    """
+    running = function(store, argument)
+    while True:
+        try:
+            message = next(running)
+        except StopIteration as end:
+            return end.value
+        pass_on(message)
 
 
 def put_file(store: Engine | ObjectStore, file: IO[bytes]) -> list[object]:

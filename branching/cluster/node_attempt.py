@@ -1,6 +1,6 @@
 """The part of an attempt that runs on a node of a cluster, called by the engine.
 
-It yields the name of the node (Started), the output as it comes (str), and at last the result
+It yields the name of the node (Started) and the output as it comes (str), and returns the result
 (Reply).
 
 The attempt runs in a thread. The caller's thread passes on the output, and asks whether the caller
@@ -9,17 +9,17 @@ has cancelled the attempt.
 
 from __future__ import annotations
 
-import math
+import os
 import pickle
 import platform
 import tempfile
 import threading
-import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO, Any
 
 import branching
@@ -39,10 +39,12 @@ OUTPUT_CHARACTERS_MAX = 256 << 10
 """Output of an attempt that travels: as much of its beginning, and as much of its end."""
 _CANCEL_GRACE_SECONDS = 0.02
 """Time between SIGTERM and SIGKILL: what a loser would clean up is dropped with its branch."""
-_CANCEL_POLL_SECONDS = 0.25
-"""Time between two questions whether the attempt is cancelled."""
-_OUTPUT_POLL_SECONDS = 0.05
-"""Time between two looks for output."""
+_FULL_DISK_BYTES = 1 << 20
+"""Free space of a full disk: a write of up to this size fails as a whole."""
+_POLL_SECONDS = 0.25
+"""Time between two messages, and between two questions whether the attempt is cancelled."""
+_MESSAGE_CHARACTERS = 32 << 10
+"""Output in one message, but for a longer line: an engine may keep messages in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,8 @@ class Reply:
 
     answer: bytes
     """A CandidateResult, pickled."""
+    output: str | None = None
+    """The output that was not in a message."""
     layer: list[object] = field(default_factory=list)
     """The pieces of its layer, if it succeeded or is critiqued."""
     is_callback_error: bool = False
@@ -86,7 +90,9 @@ def own_version() -> tuple[str, str]:
     return branching.__version__, ".".join(platform.python_version_tuple()[:2])
 
 
-def run_on_node(store: ObjectStore, request: Request) -> Iterator[Started | str | Reply]:
+def run_on_node(
+    store: ObjectStore, request: Request
+) -> Generator[Started | str | None, None, Reply]:
     """Runs an attempt. Its failures are part of the reply."""
     scope = CancelScope()
     output = _Output()
@@ -98,18 +104,13 @@ def run_on_node(store: ObjectStore, request: Request) -> Iterator[Started | str 
     thread = threading.Thread(target=run, name="attempt", daemon=True)
     thread.start()
     yield Started(node=store.node)
-    asked = -math.inf
     while thread.is_alive():
-        if not scope.is_cancelled and time.monotonic() - asked >= _CANCEL_POLL_SECONDS:
-            asked = time.monotonic()
-            if store.is_cancelled(request.token):
-                scope.cancel(_CANCEL_GRACE_SECONDS)
-        thread.join(_OUTPUT_POLL_SECONDS)
-        if text := output.take():
-            yield text
-    if text := output.take_last():
-        yield text
-    yield replies[0]
+        if not scope.is_cancelled and store.is_cancelled(request.token):
+            scope.cancel(_CANCEL_GRACE_SECONDS)
+        thread.join(_POLL_SECONDS)
+        if thread.is_alive():
+            yield output.take(_MESSAGE_CHARACTERS)
+    return replace(replies[0], output=output.take_last())
 
 
 class _Output:
@@ -120,7 +121,7 @@ class _Output:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._blocks: list[str] = []
+        self._blocks: deque[str] = deque()
         self._left = OUTPUT_CHARACTERS_MAX
         self._tail: deque[str] = deque()
         self._tail_characters = 0
@@ -139,17 +140,20 @@ class _Output:
                 self._tail_characters -= size
                 self._dropped += size
 
-    def take(self) -> str:
-        """Returns the lines that have come since the last call, without the last newline."""
+    def take(self, characters_max: int) -> str | None:
+        """Returns the next lines, without the last newline, or None if there are none."""
+        blocks = []
         with self._lock:
-            blocks, self._blocks = self._blocks, []
-        return "\n".join(blocks)
+            while self._blocks and characters_max > 0:
+                characters_max -= len(self._blocks[0])
+                blocks.append(self._blocks.popleft())
+        return "\n".join(blocks) if blocks else None
 
-    def take_last(self) -> str:
+    def take_last(self) -> str | None:
         """Returns the rest."""
-        blocks = [self.take()]
-        blocks += [f"[{self._dropped} characters left out]"] if self._dropped else []
-        return "\n".join(filter(None, [*blocks, *self._tail]))
+        dropped = [f"[{self._dropped} characters left out]"] if self._dropped else []
+        blocks = [*self._blocks, *dropped, *self._tail]
+        return "\n".join(blocks) if blocks else None
 
 
 def _reply(store: ObjectStore, request: Request, output: _Output) -> Reply:
@@ -190,10 +194,15 @@ def _reply(store: ObjectStore, request: Request, output: _Output) -> Reply:
 def _run(
     store: ObjectStore, request: Request, work: Work, layer: IO[bytes], output: _Output
 ) -> CandidateResult:
+    was_full = False
+
     @taking_blocks
     def on_event(event: Event) -> None:
+        nonlocal was_full
         if event.kind == "output":
             output.add(event.text)
+        elif event.kind == "finished" and event.state in ("failed", "error"):
+            was_full = _is_full(base)  # before the branch is dropped
 
     def fetch(file: IO[bytes]) -> None:
         fetch_file(store, request.base, file)
@@ -215,7 +224,23 @@ def _run(
             fetch_file(store, pieces, file)
             file.seek(0)
             layers.append(file)
-        return run_attempt(space, work, layers=layers, out=layer, on_event=on_event).answer
+        answer = run_attempt(space, work, layers=layers, out=layer, on_event=on_event).answer
+    if not was_full:
+        return answer
+    reason = f": {answer.exception}" if answer.exception is not None else ""
+    full = ClusterError(
+        f"node {store.node} ran out of disk space in {cache.directory} during the attempt{reason}",
+        hint="branching prune --bases, run on the node, makes room",
+        node=store.node,
+    )
+    return answer._replace(exception=full)
+
+
+def _is_full(directory: Path) -> bool:
+    status = os.statvfs(directory)
+    # Root has the reserved blocks, too.
+    blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
+    return blocks * status.f_frsize < _FULL_DISK_BYTES
 
 
 class _Evaluate:

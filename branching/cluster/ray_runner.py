@@ -9,20 +9,28 @@ one that was chosen. A layer is owned by the worker process that made it, and is
 
 Attempts are not cancelled by `ray.cancel`: in Ray 2.60 it ends this program ("Check failed") if the
 task finishes at the same time. A key in Ray's store of keys and values says that they may run.
+
+Messages of attempts come through that store, too. An attempt has one key. It writes messages there
+when this program has read and deleted the last ones, so the store never has much. Messages that
+were not read come with the result. So Ray keeps no process or connection for them.
 """
 
 from __future__ import annotations
 
 import logging
+import pickle
+import queue
 import socket
+import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from branching.cluster.cluster_runner import ClusterRunner
-from branching.cluster.engine import EngineError, Function
+from branching.cluster.engine import EngineError, Function, run_function
 from branching.errors import ClusterError
 from branching.fs import Branch, Workspace
 from branching.patterns.runner import Runner
@@ -33,7 +41,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("branching")
 _KEYS = "branching"
-"""Namespace of the keys: one for the attempts of a call that have not been cancelled."""
+"""Namespace of the keys: one for the attempts of a call that have not been cancelled, and one for
+the messages of each."""
+_POLL_SECONDS = 0.25
+"""Time between two looks for messages."""
 
 
 class RayRunner:
@@ -114,8 +125,8 @@ class _RayStore:
     def put(self, data: bytes) -> object:
         import ray
 
-        # In a list it is not resolved when it is an argument.
-        return [ray.put(data)]
+        with _ray_errors():  # a full disk, for instance
+            return [ray.put(data)]  # in a list it is not resolved when it is an argument
 
     def get(self, reference: object) -> bytes:
         import ray
@@ -140,6 +151,15 @@ class _RayEngine(_RayStore):
 
         super().__init__()
         self._run = ray.remote(**options)(_run_in_store)
+        self._topic = f"{uuid.uuid4().hex}/"
+        self._messages: dict[str, queue.SimpleQueue[tuple[int, list[Any]] | None]] = {}
+        """By key, the messages that were read. Only of tasks that have not ended."""
+        self._closed = threading.Event()
+        self._reader = threading.Thread(
+            target=self._read_messages, name="messages of Ray", daemon=True
+        )
+        self._lock = threading.Lock()
+        """Guards the start of the reader, by the first task."""
 
     def pickle(self, value: object) -> bytes:
         from ray import cloudpickle
@@ -155,16 +175,45 @@ class _RayEngine(_RayStore):
         needs: Sequence[object],  # noqa: ARG002  (Ray fetches what is asked for)
         token: str,  # noqa: ARG002  (the task asks for it)
     ) -> object:
-        return self._run.remote(function, argument).future()
+        with self._lock:
+            if self._reader.ident is None:
+                self._reader.start()
+        key = f"{self._topic}{uuid.uuid4().hex[:8]}"
+        messages: queue.SimpleQueue[tuple[int, list[Any]] | None] = queue.SimpleQueue()
+        self._messages[key] = messages
+        future = self._run.remote(function, argument, key).future()
+        future.add_done_callback(lambda _: messages.put(None))
+        return _Task(key, future, messages)
 
-    def receive(self, task: object) -> Iterator[Any]:
-        assert isinstance(task, Future)
-        with _ray_errors():
-            yield from task.result()
+    def receive(self, task: object, listener: Callable[[Any], None]) -> Any:
+        assert isinstance(task, _Task)
+        received = 0
+        try:
+            while (read := task.messages.get()) is not None:
+                received = _pass_on(listener, received, *read)
+            with _ray_errors():
+                first, unread, result = task.future.result()
+        finally:
+            del self._messages[task.key]
+        _pass_on(listener, received, first, unread)
+        return result
+
+    def _read_messages(self) -> None:
+        from ray.experimental import internal_kv as store
+
+        while not self._closed.wait(_POLL_SECONDS):
+            # An error is that of a head that restarts, for instance. The messages come later.
+            with suppress(Exception):
+                for key in store._internal_kv_list(self._topic, namespace=_KEYS):
+                    data = store._internal_kv_get(key, namespace=_KEYS)
+                    messages = self._messages.get(key.decode())
+                    if data and messages is not None:
+                        messages.put(pickle.loads(data))
+                        store._internal_kv_del(key, namespace=_KEYS)
 
     def give_up(self, task: object) -> None:
-        assert isinstance(task, Future)
-        task.cancel()
+        assert isinstance(task, _Task)
+        task.future.cancel()
 
     def new_token(self) -> str:
         from ray.experimental.internal_kv import _internal_kv_put
@@ -183,11 +232,86 @@ class _RayEngine(_RayStore):
 
     def close(self) -> None:
         """The references go with this object and with the runner's."""
+        from ray.experimental.internal_kv import _internal_kv_del
+
+        self._closed.set()
+        with suppress(Exception):  # of a task that was killed
+            _internal_kv_del(self._topic, del_by_prefix=True, namespace=_KEYS)
 
 
-def _run_in_store(function: Function, argument: object) -> list[object]:
-    # All at the end: waiting for a future can be given up, for a streaming generator it cannot.
-    return list(function(_RayStore(), argument))
+@dataclass(frozen=True)
+class _Task:
+    """A task, as this program sees it."""
+
+    key: str
+    """Of its messages."""
+    future: Future[tuple[int, list[Any], Any]]
+    messages: queue.SimpleQueue[tuple[int, list[Any]] | None]
+    """None at the end."""
+
+
+class _Outbox:
+    """The messages of a task, on its node, that the caller may not have read."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._offered = 0
+        """How many of them are in the store."""
+        self._is_broken = False
+        self.first = 0
+        """Number of the first one, from 0."""
+        self.messages: list[object] = []
+
+    def add(self, message: object) -> None:
+        """Adds a message, unless it is None, and writes them to the store if it is their turn."""
+        if message is not None:
+            self.messages.append(message)
+        try:
+            if not self._is_broken:
+                self._offer()
+        except Exception:  # the head of the cluster restarts, for instance
+            # They may have been written. The caller leaves out what it has had.
+            self._is_broken = True
+
+    def _offer(self) -> None:
+        """Writes them to the store, if the caller has read and deleted the last ones."""
+        from ray.experimental.internal_kv import _internal_kv_exists, _internal_kv_put
+
+        if self._offered and not _internal_kv_exists(self._key, namespace=_KEYS):
+            del self.messages[: self._offered]
+            self.first += self._offered
+            self._offered = 0
+        if self.messages and not self._offered:
+            self._offered = len(self.messages)
+            data = pickle.dumps((self.first, self.messages))
+            _internal_kv_put(self._key, data, namespace=_KEYS)
+
+    def close(self) -> None:
+        """Deletes them from the store."""
+        from ray.experimental.internal_kv import _internal_kv_del
+
+        if self._offered:
+            with suppress(Exception):
+                _internal_kv_del(self._key, namespace=_KEYS)
+
+
+def _run_in_store(
+    function: Function, argument: object, key: str
+) -> tuple[int, list[object], object]:
+    """Returns the number of the first message that may be unread, these messages, the result."""
+    outbox = _Outbox(key)
+    result = run_function(function, _RayStore(), argument, outbox.add)
+    outbox.close()
+    return outbox.first, outbox.messages, result
+
+
+def _pass_on(
+    listener: Callable[[Any], None], received: int, first: int, messages: Sequence[Any]
+) -> int:
+    """Passes on the messages that were not received yet, and returns how many have been."""
+    for message in messages[received - first :]:
+        listener(message)
+    return first + len(messages)
 
 
 @contextmanager

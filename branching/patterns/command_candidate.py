@@ -125,6 +125,11 @@ class BranchCommand:
         self._terminal = terminal
         self._score = score
 
+    @property
+    def hide(self) -> tuple[str, ...]:
+        """Glob patterns of the files that it cannot read."""
+        return self._hide
+
     def placed(self, workspace: Path, owner: Owner | None) -> BranchCommand:
         """Returns the same command for a workspace on another machine."""
         placed = copy.copy(self)

@@ -85,12 +85,12 @@ base = pathlib.Path(sys.argv[1]) / "base"
 def command(text):
     return Program(shell(text), workspace=space.seen_at, owner=None, score=True)
 
-def sleeping():
+def sleeping(place=base.parent):
     found = []
     for each in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             is_sleep = (each / "cmdline").read_bytes().startswith(b"sleep\\0")
-            mark = b"BRANCHING_WORKSPACE=" + os.fsencode(base.parent)
+            mark = b"BRANCHING_WORKSPACE=" + os.fsencode(place)
             if is_sleep and mark in (each / "environ").read_bytes():
                 found.append(int(each.name))
         except OSError:
@@ -124,6 +124,7 @@ def started(words: Sequence[str], place: Path, **options: Any) -> subprocess.Pop
             **os.environ,
             "RAY_TMPDIR": "/tmp",
             "DASK_TEMPORARY_DIRECTORY": str(place),
+            "DASK_CONFIG": str(place),
             "PYTHONUNBUFFERED": "1",
         },
         **options,
@@ -290,6 +291,42 @@ assert space.branches() == []
     )
     assert (base / "made-1").exists()
     assert not (base / "made-0").exists()
+
+
+def test_the_node_and_the_output_come_while_an_attempt_runs(
+    base: Path, place: Path, cluster: SharedCluster
+) -> None:
+    """Each attempt goes on when its first line has come. No message is lost or comes twice."""
+    on_cluster(
+        place,
+        f"""
+def on_event(event):
+    events.append(event)
+    if event.kind == "output" and event.text == "begun":
+        begun.append(event)
+    if len(begun) == 2:
+        begun.clear()
+        while len(found := sleeping({str(cluster.place)!r})) < 2:
+            time.sleep(0.1)
+        for pid in found:
+            os.kill(pid, signal.SIGTERM)
+
+events, begun = [], []
+lines = "for number in 1 2 3; do echo $number; sleep 0.4; done; seq 30000"
+task = command(f"echo begun; sleep 86396; {{lines}}")
+outcome = BestOfN(task, 2, runner=runner, on_event=on_event)(space)
+assert outcome.committed, outcome
+for index in range(2):
+    own = [each for each in events if each.index == index]
+    assert [each.kind for each in own[:3]] == ["started", "placed", "output"], own
+    assert own[1].node == outcome.all_results[index].node, own
+    said = [line for each in own if each.kind == "output" for line in each.text.split("\\n")]
+    said.remove("Terminated")  # of the shell
+    assert said[:4] == ["begun", "1", "2", "3"], said[:9]
+    assert said[4:] == [str(number) for number in range(1, 30001)], len(said)
+""",
+        cluster,
+    )
 
 
 def test_the_other_patterns_choose_on_a_cluster_as_in_a_local_call(
@@ -485,10 +522,138 @@ assert space.branches() == []
     )
 
 
+DASK_KILL = """
+from distributed import Client
+names = [f"mortal-{number}" for number in range(3)]
+words = [sys.executable, "-m", "distributed.cli.dask_worker", sys.argv[2], "--no-nanny"]
+words += ["--no-dashboard", "--nthreads", "1", "--local-directory", str(base.parent), "--name"]
+for name in names:
+    own = os.environ | {"BRANCHING_CACHE": str(base.parent / name)}
+    subprocess.Popen([*words, name], env=own, stderr=subprocess.DEVNULL, start_new_session=True)
+runner = DaskRunner(sys.argv[2], dask_options={"workers": names})
+client = runner._connected()
+client.wait_for_workers(6)
+workers = client.scheduler_info(n_workers=-1)["workers"]
+mortals = [address for address, worker in workers.items() if worker["name"] in names]
+found = client.run(os.getpid, workers=mortals)
+pids = {address.rpartition(":")[2]: pid for address, pid in found.items()}
+def kill(node):
+    os.kill(pids[node.rpartition("/")[2]], signal.SIGKILL)
+"""
+KILL_LEFT = """
+for pid in pids.values():
+    os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_a_worker_of_dask_that_dies_loses_its_attempts_only(
+    base: Path, place: Path, dask: SharedCluster
+) -> None:
+    """As above, with three more workers of the cluster, which are killed."""
+    on_cluster(
+        place,
+        DASK_KILL
+        + """
+import threading
+placed = []
+def on_event(event):
+    if event.kind == "placed":
+        placed.append(event.node)
+def kill_one():
+    while len(placed) < 3 or len(sleeping()) < 3:  # one on each node
+        time.sleep(0.1)
+    kill(placed[0])
+    while len(sleeping()) > 2:
+        time.sleep(0.1)
+    for pid in sleeping():
+        os.kill(pid, signal.SIGTERM)  # the others go on
+threading.Thread(target=kill_one).start()
+task = command("sleep 86391; echo $BRANCHING_ATTEMPT > a")
+outcome = BestOfN(task, 3, runner=runner, on_event=on_event)(space)
+states = sorted(each.state for each in outcome.all_results)
+assert states == ["error", "succeeded", "won"], outcome
+lost = [each for each in outcome.all_results if each.state == "error"]
+assert isinstance(lost[0].exception, ClusterError) and lost[0].node == placed[0], lost
+assert len(placed) == 3, placed
+
+def task(path, number):
+    (path / "b").write_text(str(number))
+    return True, number
+
+def ranked(path):
+    return int((path / "b").read_text())
+
+killed = []
+from branching.cluster.cluster_runner import ClusterRunner
+bring = ClusterRunner.bring
+def kill_then_bring(self, attempt):
+    if not killed:
+        kill(attempt.node)
+        killed.append(attempt.node)
+    return bring(self, attempt)
+ClusterRunner.bring = kill_then_bring
+outcome = BestOfN(task, 6, evaluate=ranked, runner=runner)(space)
+first = [each for each in outcome.all_results if each.node == killed[0]]
+assert outcome.committed and outcome.winner.node != killed[0], outcome
+assert isinstance(first[-1].exception, ClusterError), first[-1]
+assert first[-1].state == "error" and "lost" in str(first[-1].exception), first[-1]
+assert (base / "b").read_text() == str(outcome.winner.branch_index), outcome
+assert space.branches() == []
+"""
+        + KILL_LEFT,
+        dask,
+    )
+
+
+def test_a_disk_that_fills_during_an_attempt_is_named(
+    base: Path, place: Path, ray: SharedCluster
+) -> None:
+    """The disk is that of one node: the attempts of the others go on, and so does the node."""
+    image, disk = place / "image", ray.place / "cache-0"
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    shutil.rmtree(disk, ignore_errors=True)
+    disk.mkdir()
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    try:
+        on_cluster(
+            place,
+            f"""
+import threading
+ended = []
+def on_event(event):
+    if event.kind == "finished":
+        ended.append(event)
+def go_on():
+    while len(found := sleeping({str(ray.place)!r})) < 3 and not ended:  # one on each node
+        time.sleep(0.1)
+    for pid in found:
+        os.kill(pid, signal.SIGTERM)
+threading.Thread(target=go_on).start()
+fill = "head -c 64M /dev/zero > big && rm big && echo $BRANCHING_ATTEMPT > made"
+task = command("sleep 86394; " + fill)
+outcome = BestOfN(task, 3, runner=runner, on_event=on_event)(space)
+states = sorted(each.state for each in outcome.all_results)
+assert states == ["error", "succeeded", "won"], outcome
+(full,) = [each for each in outcome.all_results if each.state == "error"]
+assert isinstance(full.exception, ClusterError) and full.exception.node == full.node, full
+assert "ran out of disk space" in str(full.exception), full
+""",
+            ray,
+        )
+        wait_until(lambda: shutil.disk_usage(disk).free > 8 << 20)
+    finally:
+        wait_until(lambda: subprocess.run(["umount", "-q", disk], check=False).returncode == 0)
+
+
 def test_a_killed_driver_leaves_nothing_on_nodes_and_a_local_branch(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
-    """The branch of a program is dropped by the next one, that of a command line stays."""
+    """The branch of a program is dropped by the next one, that of a command line stays.
+
+    Before, another program sees the node and the output of the attempt that runs.
+    """
     body = 'BestOfN(command("exec sleep 86398"), 2, runner=runner)(space)'
     program = begun(place, body, cluster)
     race = place / "race"
@@ -502,10 +667,20 @@ def test_a_killed_driver_leaves_nothing_on_nodes_and_a_local_branch(
         "-w",
         str(race),
     ]
-    words += ["--runner", cluster.engine, "--address", cluster.address, "-c", "exec sleep 86398"]
+    words += ["--runner", cluster.engine, "--address", cluster.address]
+    words += ["-c", "echo begun; exec sleep 86398"]
     command = started(words, place, stderr=subprocess.DEVNULL)
+
+    def is_followed() -> bool:
+        listed = branching(race, "log", "--json").document["candidates"]
+        logs = race / ".branching" / "logs"
+        return [(each["state"], bool(each.get("node"))) for each in listed] == [
+            ("running", True)
+        ] and (logs / f"{listed[0]['branch']}.log").read_text() == "begun\n"
+
     try:
         wait_until(lambda: len(sleeping(cluster)) == 3)
+        wait_until(is_followed)
     finally:
         for each in (program, command):
             each.kill()
@@ -561,14 +736,18 @@ assert space.branches() == []
 def test_a_race_on_the_command_line_runs_on_a_cluster(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
-    """What is excluded does not travel; the log and the document name the node."""
+    """What is excluded or hidden does not travel; the log and the document name the node."""
     (base / ".env").write_text("secret\n")
+    (base / "[key] *").write_text("secret key\n")
+    os.link(base / "[key] *", base / "copy")
     on_cluster(
         place,
         f"""
 import json
 words = ["--runner", {cluster.engine!r}, "--address", sys.argv[2], "--exclude", ".env", "--json"]
-task = "test ! -e .env && echo said && echo $BRANCHING_ATTEMPT | tee made >&3"
+words += ["--hide", "*key*"]
+task = "test ! -e .env && test ! -e copy && test -e script || exit 1; echo said"
+task += " && echo $BRANCHING_ATTEMPT | tee made >&3"
 def branching(*words):
     words = [sys.executable, "-m", "branching", *words]
     program = subprocess.run(words, stdout=subprocess.PIPE, cwd=base, check=True)
@@ -586,6 +765,9 @@ assert (base / ".branching" / "logs" / f"{{name}}.log").read_text() == "said\\n"
     )
     assert (base / "made").read_text() == "1\n"
     assert (base / ".env").read_text() == "secret\n"
+    bases = list(cluster.place.glob("cache-*/bases/*/script"))
+    assert bases
+    assert not [each for each in bases if (each.parent / "[key] *").exists()]
 
 
 @pytest.mark.parametrize(
@@ -661,3 +843,50 @@ def test_the_example_of_the_documentation_runs(place: Path, ray: SharedCluster) 
     (place / "base" / "project").mkdir()
     example = example.replace("n=200", "n=3").replace('"project"', 'str(base / "project")')
     on_cluster(place, f'{example}\nassert (base / "project" / "answer").read_text() == "2"', ray)
+
+
+SBATCH = """#!/bin/sh
+cp "$1" "$0.job"
+setsid bash "$0.job" >"$0.log" 2>&1 </dev/null &
+echo "Submitted batch job $!"
+"""
+
+
+def test_the_example_with_slurm_runs_with_a_scheduler_of_one_machine(
+    base: Path, place: Path, dask: SharedCluster
+) -> None:
+    """dask-jobqueue is real. `sbatch` runs the job script here, and `scancel` ends it."""
+    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    example = text.split("```python\n")[2].split("```")[0]
+    assert "SLURMCluster(" in example
+    (place / "bin").mkdir()
+    for name, script in (("sbatch", SBATCH), ("scancel", '#!/bin/sh\nkill -- "-$1"\n')):
+        (place / "bin" / name).write_text(script)
+        (place / "bin" / name).chmod(0o755)
+    (place / "base" / "project").mkdir()
+    for old, new in (
+        ("cores=4", "cores=2"),
+        ("processes=4", "processes=2"),
+        ("jobs=10", "jobs=1"),
+        ("workers(4)", "workers(2)"),
+        ("n=200", "n=3"),
+        ('"project"', 'str(base / "project")'),
+    ):
+        assert old in example, old
+        example = example.replace(old, new)
+    on_cluster(
+        place,
+        f"""
+os.environ["PATH"] = str(base.parent / "bin") + ":" + os.environ["PATH"]
+os.environ["SLURM_TMPDIR"] = str(base.parent)
+def attempt(path, number):
+    (path / "answer").write_text(os.environ["SLURM_TMPDIR"])
+    return True, number
+{example}
+jobs.close()
+assert len({{each.node for each in outcome.all_results}}) == 2, outcome
+assert (base.parent / "branching" / "bases").is_dir()
+""",
+        dask,
+    )
+    assert (base / "project" / "answer").read_text() == str(place)
