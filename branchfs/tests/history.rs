@@ -255,7 +255,7 @@ fn the_history_keeps_what_it_is_told_to() {
     assert!(mount.base().join("one").exists());
     redo(&mount);
     let said = mount.run(&["prune"], &[]);
-    assert!(String::from_utf8_lossy(&said.stdout).starts_with("2 commits forgotten"));
+    assert!(String::from_utf8_lossy(&said.stdout).starts_with("2 commits removed"));
     refusal(&mount.run(&["undo"], &[]));
     mount.unmount();
     assert!(!mount.base().join(".branching").exists(), "a store that keeps nothing goes");

@@ -317,7 +317,7 @@ impl Trial {
             }
         }
         if !done.status.success() {
-            assert!(refusal(&done).contains("changed by others"), "{when}: {}", refusal(&done));
+            assert!(refusal(&done).contains("changed directly"), "{when}: {}", refusal(&done));
             self.mount.abort("work");
         }
     }
