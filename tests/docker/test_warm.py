@@ -173,7 +173,7 @@ def test_another_directory_of_the_same_name_is_not_taken_for_the_first(project: 
                 assert f"works on the directory that was {project.root} before" in done.stderr
             done = wrapper(Project(moved, project.owner), "run", "touch", "made")
             assert done.returncode == 125
-            assert f"works on {moved} under another name, {project.root} (" in done.stderr
+            assert f"uses {moved} under another path, {project.root} (" in done.stderr
             assert not (moved / "made").exists()
         finally:
             project.root.rmdir()

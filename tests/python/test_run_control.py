@@ -54,7 +54,7 @@ class Call:
             try:
                 return send_request(self.logs / entry.door, do, entry.branch, text)
             except BranchError as error:
-                if "can be steered" not in str(error) or time.monotonic() > deadline:
+                if "cannot be controlled" not in str(error) or time.monotonic() > deadline:
                     raise
             time.sleep(0.02)
 
@@ -149,7 +149,7 @@ class TestFromAnotherProcess:
                 space.reopen(record.name).abort()
 
     def test_a_function_cannot_be_steered_and_says_so(self) -> None:
-        with pytest.raises(BranchError, match="function of the program"):
+        with pytest.raises(BranchError, match="function in the calling program"):
             RunController().pause("nobody")
 
 
@@ -209,12 +209,12 @@ class TestDoor:
     @pytest.mark.parametrize(
         ("line", "error"),
         [
-            (b"nonsense\n", "no request"),
-            (b"[]\n", "no request"),
-            (b'{"v": 1}\n', "no request"),
+            (b"nonsense\n", "not a request"),
+            (b"[]\n", "not a request"),
+            (b'{"v": 1}\n', "not a request"),
             (b'{"v": 9, "do": "ping"}\n', "version 9"),
-            (b'{"v": 1, "do": "dance"}\n', "no request"),
-            (b'{"v": 1, "do": "pause", "branch": "x"}\n', "can be steered"),
+            (b'{"v": 1, "do": "dance"}\n', "not a request"),
+            (b'{"v": 1, "do": "pause", "branch": "x"}\n', "cannot be controlled"),
         ],
     )
     def test_a_bad_request_is_answered_with_an_error(

@@ -70,7 +70,7 @@ def test_a_workspace_opened_in_a_branch_stands_for_that_branch(workspace: Worksp
 
 
 def test_a_workspace_in_a_dropped_branch_is_not_found(workspace: Workspace) -> None:
-    with pytest.raises(BranchNotFoundError, match="no open branch"):
+    with pytest.raises(BranchNotFoundError, match="not in an open branch"):
         Workspace(workspace.path / "@gone" / "file")
 
 
