@@ -567,7 +567,7 @@ fn wrong_mounts_are_refused_with_the_reason() {
     fs::write(directory.path().join("full/file"), "somebody's").unwrap();
     let full = directory.path().join("full");
     let said = mount(&base, &["--store", full.to_str().unwrap()], "mount");
-    assert!(said.contains("is no store, and has file in it"), "{said}");
+    assert!(said.contains("is not a store and not empty (it has file)"), "{said}");
     assert_eq!(fs::read_dir(&full).unwrap().count(), 1);
     assert!(!base.join(".branching").exists(), "nothing was made");
 }

@@ -88,7 +88,7 @@ fn a_commit_is_finished_without_a_command_when_the_daemon_is_killed() {
     assert!(journal_is_empty(&mount.base()));
     assert_same(&snapshot(&mount.base()), &wanted, "after the guard");
     let log = fs::read_to_string(mount.base().join(".branching/branchfs.log")).unwrap();
-    let line = "the commit of work, which was under way, was finished";
+    let line = "the commit of work, which was interrupted, was finished";
     assert!(log.contains(&format!("WARN recovery without a mount: {line}")), "{log}");
     let checked = Command::new(common::PROGRAM).arg("fsck").arg(mount.base()).output().unwrap();
     succeed(&checked);
@@ -155,7 +155,7 @@ fn without_the_guard_recover_or_the_next_mount_finishes_the_commit() {
                 succeed(&done);
                 String::from_utf8(done.stdout).unwrap()
             };
-            assert_eq!(recover(), "the commit of work, which was under way, was finished\n");
+            assert_eq!(recover(), "the commit of work, which was interrupted, was finished\n");
             assert_same(&snapshot(&mount.base()), &wanted, "after branchfs recover");
             assert_eq!(recover(), "nothing to recover\n");
         }
