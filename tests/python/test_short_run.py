@@ -16,7 +16,7 @@ from branching.cli.app import app
 from branching.cli.run_command import RunPlan
 from branching.cli.short_run import read_short_run
 
-MODULES_MAX = 72
+MODULES_MAX = 73
 """Modules of `branching` that a short command loads."""
 THREADS_MAX = 9
 """Threads that it starts one after the other, in a mounted workspace."""
