@@ -82,7 +82,7 @@ SUITES = [
     *engine("fsx 0.3.2", "fsx", "every_read", r"(\d+) operations", "{:,} operations, each read right"),
     *engine(
         "`kill -9` of the daemon at a random moment of a verb",
-        "kills",
+        "killed_daemon",
         "whatever_verb",
         r"(?:true|false)\): (\d+)",
         "{} kills, each before or after",

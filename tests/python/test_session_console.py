@@ -99,7 +99,8 @@ def test_blocks_errors_and_unknown_commands(prompt: Prompt) -> None:
     assert prompt.enter("%nothing") == "there is no command %nothing; %help lists them"
     assert prompt.enter("%fork") == "a number is missing: %fork 3"
     assert "%pick [K]" in prompt.enter("%help")
-    refused = prompt.enter("import subprocess; p = subprocess.Popen(['sleep', '300'])\r%fork 2")
+    prompt.enter("import subprocess; p = subprocess.Popen(['sleep', '300'])")
+    refused = prompt.enter("%fork 2")
     assert "a running child process: sleep 300" in refused
     assert "Hint: end or close it" in refused
     prompt.screen.type("%abort\r")

@@ -101,7 +101,7 @@ class TestOverlay:
             files.write("f", "a b a\n")
             with pytest.raises(ValueError, match="2 times"):
                 files.edit("f", "a", "x")
-            with pytest.raises(ValueError, match="is not in f"):
+            with pytest.raises(ValueError, match="does not occur in f"):
                 files.edit("f", "y", "x")
             assert files.edit("f", "b", "c") == 1
             assert files.edit("f", "a", "x", replace_all=True) == 2

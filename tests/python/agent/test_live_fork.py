@@ -455,7 +455,7 @@ def test_the_parent_uses_one_workspace_path_before_during_and_after_a_fork(
     ("specs", "message"),
     [
         ([], "at least one branch"),
-        ([spec(str(number), "say: x") for number in range(4)], "at most 3"),
+        ([spec(str(number), "say: x") for number in range(4)], "the maximum is 3"),
         ([spec("same", "say: x"), spec("same", "say: y")], "same"),
         ([spec("", "say: x")], "label"),
     ],
