@@ -12,6 +12,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use common::work::Random;
 use common::{Content, Mount, refusal, shell, snapshot, succeed};
 
 /// `change path`, `change from => path`, and the aspects in parentheses, as the JSON has them.
@@ -306,18 +307,6 @@ fn a_file_too_large_to_compare_by_lines_is_binary() {
     std::io::Write::write_all(&mut &file, b"more\n").unwrap();
     drop(file);
     assert_patch_is_exact(&mount, "branch", Some(0), "a large file");
-}
-
-/// A small generator (xorshift64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % limit as u64).unwrap()
-    }
 }
 
 /// Goal: no sequence of changes makes a patch that is not exact. Method: random work in nested branches that are

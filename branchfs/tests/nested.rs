@@ -8,6 +8,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use common::work::Random;
 use common::{Content, Mount, Object, assert_same, shell, snapshot};
 
 /// Names, types, contents and modes: the times differ between two runs of the same work.
@@ -85,18 +86,6 @@ fn directories_that_moved_at_several_levels_arrive_with_all_that_is_in_them() {
     .enumerate()
     {
         nested(&works.map(str::to_owned), number % 2 == 0);
-    }
-}
-
-/// A small generator (xorshift64): the seed is all there is to repeat a run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % limit as u64).unwrap()
     }
 }
 

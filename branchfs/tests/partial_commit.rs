@@ -11,17 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use common::fill_for_parts as fill;
 use common::{Content, Mount, Object, assert_same, refusal, shell, snapshot, succeed};
-
-fn fill(base: &Path) {
-    shell(
-        base,
-        "mkdir -p src/deep gone/below replaced moved
-         echo old >src/a.py; echo old >src/deep/b.py; echo old >src/deep/c.txt; echo old >gone/x.py; echo old >gone/below/y.txt
-         echo old >replaced/keep.txt; echo old >replaced/drop.py; echo old >moved/file; echo old >link-to
-         find . -exec touch -h -d '2020-01-01 00:00:00.123456789' {} +",
-    );
-}
 
 const CHANGES: &str = "echo new >src/a.py; echo new >src/deep/b.py; echo new >src/deep/c.txt; rm -r gone
     rm -r replaced; mkdir -m 700 replaced; echo new >replaced/new.py; echo new >replaced/keep.txt

@@ -9,7 +9,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use common::{Mount, Object, assert_same, refusal, shell, snapshot, succeed};
+use common::{Mount, Object, assert_same, fill_for_parts, refusal, shell, snapshot, succeed};
 
 fn fill(base: &Path) {
     shell(
@@ -475,17 +475,6 @@ fn a_snapshot_of_a_removed_directory_has_no_acl_that_the_directory_did_not_have(
     shell(&mount.create("work"), "rm -r gone");
     mount.commit("work");
     assert_same(&seen(&sibling), &before, "after the commit");
-}
-
-/// What the tests of partial commits begin with.
-fn fill_for_parts(base: &Path) {
-    shell(
-        base,
-        "mkdir -p src/deep gone/below replaced moved
-         echo old >src/a.py; echo old >src/deep/b.py; echo old >src/deep/c.txt; echo old >gone/x.py; echo old >gone/below/y.txt
-         echo old >replaced/keep.txt; echo old >replaced/drop.py; echo old >moved/file; echo old >link-to
-         find . -exec touch -h -d '2020-01-01 00:00:00.123456789' {} +",
-    );
 }
 
 #[test]

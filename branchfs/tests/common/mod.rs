@@ -334,6 +334,17 @@ pub fn refusal(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// What the tests of partial commits begin with.
+pub fn fill_for_parts(base: &Path) {
+    shell(
+        base,
+        "mkdir -p src/deep gone/below replaced moved
+         echo old >src/a.py; echo old >src/deep/b.py; echo old >src/deep/c.txt; echo old >gone/x.py; echo old >gone/below/y.txt
+         echo old >replaced/keep.txt; echo old >replaced/drop.py; echo old >moved/file; echo old >link-to
+         find . -exec touch -h -d '2020-01-01 00:00:00.123456789' {} +",
+    );
+}
+
 /// Runs a shell script in a directory.
 pub fn shell(directory: &Path, script: &str) {
     let output = Command::new("bash")
