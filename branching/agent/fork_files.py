@@ -142,7 +142,7 @@ class ForkFiles:
                     f"nothing was merged: the workspace also changed {_some(plan.conflicts)} "
                     "since the fork"
                 ),
-                hint=('choose on_conflict "keep", "theirs" or "merge3", or exclude these paths'),
+                hint='choose on_conflict "keep", "theirs" or "merge3", or exclude these paths',
                 paths=plan.conflicts,
             )
         return plan

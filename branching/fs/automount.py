@@ -242,7 +242,8 @@ def _mounted(
     options = {"--policy": policy, "--driver": driver, "--store": store and os.fspath(store)}
     words = [word for name, value in options.items() if value for word in (name, value)]
     try:
-        _run(program, "mount", "--base", os.fspath(base), *words, os.fspath(made or point or ""))
+        at = os.fspath(made or point or "")
+        _run(program, "mount", "--base", os.fspath(base), *words, at, meanwhile=while_mounting)
     except BaseException:
         if made is not None:
             made.rmdir()
@@ -287,7 +288,8 @@ def _detach(point: Path) -> None:
     _run(Path(words[0]), *words[1:], os.fspath(point))
 
 
-def _run(program: Path, *words: str) -> None:
+def _run(program: Path, *words: str, meanwhile: Callable[[], None] | None = None) -> None:
+    """Runs a program to its end, and calls `meanwhile` once it was started."""
     try:
         with subprocess.Popen(
             [program, *words],
@@ -299,8 +301,8 @@ def _run(program: Path, *words: str) -> None:
             start_new_session=True,  # so that Ctrl-C does not interrupt it
         ) as process:
             try:
-                if while_mounting is not None:
-                    while_mounting()
+                if meanwhile is not None:
+                    meanwhile()
                 _, said = process.communicate(timeout=MOUNT_SECONDS_MAX)
             except BaseException:
                 process.kill()
