@@ -879,7 +879,12 @@ def test_the_example_with_slurm_runs_with_a_scheduler_of_one_machine(
         f"""
 os.environ["PATH"] = str(base.parent / "bin") + ":" + os.environ["PATH"]
 os.environ["SLURM_TMPDIR"] = str(base.parent)
+import dask
+# Both nodes get an attempt: no node takes that of one which still opens the base, or has ended its
+# own before the next is submitted.
+dask.config.set({{"distributed.scheduler.work-stealing": False}})
 def attempt(path, number):
+    time.sleep(1)
     (path / "answer").write_text(os.environ["SLURM_TMPDIR"])
     return True, number
 {example}

@@ -507,7 +507,7 @@ class TestEnd:
                 await made.merge_or_select("pick:x")
             await made.fork(specs("a"))
             for action in ("keep:x", "pick", "abort"):
-                with pytest.raises(ValueError, match=r"unknown action .*; use pick:<branch id>|no branch"):
+                with pytest.raises(ValueError, match=r"unknown action|no branch"):
                     await made.merge_or_select(action)
             await made.aclose()
 
