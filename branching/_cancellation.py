@@ -28,7 +28,8 @@ class CancelScope:
     """One thing that can be cancelled."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant, for a signal handler may cancel the scope of the thread that it interrupts.
+        self._lock = threading.RLock()
         self._callbacks: list[Callable[[float], None]] = []
         self._grace: float | None = None
 

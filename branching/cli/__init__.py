@@ -52,7 +52,7 @@ def _run_short(words: list[str]) -> None:
     gc.set_threshold(50_000)  # modules are no garbage, and looking through them takes time
     from branching.cli.error_handling import handle_errors
     from branching.cli.run_command import run_command
-    from branching.cli.short_run import read_short_run
+    from branching.cli.run_plan import read_short_run
 
     plan = read_short_run(words[1:])
     if plan is None:

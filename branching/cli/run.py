@@ -19,7 +19,8 @@ from branching.cli.options import (
     TimeoutOption,
     WorkspaceOption,
 )
-from branching.cli.run_command import End, RunPlan, run_command
+from branching.cli.run_command import run_command
+from branching.cli.run_plan import End, RunPlan
 
 
 @expand_option_groups

@@ -1,16 +1,21 @@
 """Signals end a call in order: what runs is killed, branches are aborted, then we exit.
 
-The call runs in a thread of its own, so no signal can break into it half-way: a branch that was
-just made, a commit under way. The main thread only waits, and a signal's handler cancels the
-call's scope. The first signal leaves commands a moment to tidy up, the second kills at once.
+A signal's handler only cancels the scope of the call, so no signal can break into it half-way: a
+branch that was just made, a commit under way. The first signal leaves commands a moment to tidy
+up, the second kills immediately.
+
+A call with several candidates runs in a thread of its own, and the main thread only waits. A call
+that supervises one process itself runs in the main thread (`has_thread=False`): the supervisor
+waits for signals, too. There the third signal raises Interrupted wherever it comes.
 
 While a workspace is opened and closed around the call, signals are deferred (`defer_signals`): a
 mount that was made must be unmounted, a temporary home removed. A signal that came while it was
 opened ends the call before it begins; one that comes while it is closed is too late to change
 anything.
 
-It waits by reading a pipe, into which the interpreter writes each signal. Waiting for the thread
-itself would lose the signal that comes just before the wait begins: it was seen to happen.
+The main thread waits for the other by reading a pipe, into which Python writes each signal.
+Waiting for the thread itself would lose the signal that comes just before the wait begins: it was
+seen to happen.
 """
 
 from __future__ import annotations
@@ -53,18 +58,48 @@ def defer_signals() -> Iterator[None]:
         _held.clear()
 
 
-def run_interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]) -> R:
-    """Calls `function` and returns its value.
+def run_interruptible(
+    function: Callable[[], R], *, is_done: Callable[[R], bool], has_thread: bool = True
+) -> R:
+    """Calls `function` in a cancel scope, and returns its value.
 
     After a signal Interrupted is raised instead, unless `is_done` says that the value is worth
     more: what was committed when the signal came stays committed, and is reported.
+
+    Args:
+        function: The call.
+        is_done: Tells whether its value is returned although a signal came.
+        has_thread: Call it in a thread. Without one it must not wait for other threads.
     """
     if _held:
         raise Interrupted(_held[0])
     scope = CancelScope()
     received: list[int] = []
+
+    def stop(signum: int, _frame: FrameType | None) -> None:
+        scope.cancel(0.0 if received else STOP_GRACE_SECONDS)
+        received.append(signum)
+        if len(received) > 2 and not has_thread:
+            raise Interrupted(signum)
+
+    before = {signum: signal.signal(signum, stop) for signum in _heard()}
+    received += _held  # it came just before the line above
+    if received:
+        scope.cancel(STOP_GRACE_SECONDS)
+    try:
+        value = _called_in_thread(scope, function) if has_thread else scope.run(function)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if received and not is_done(value):
+        raise Interrupted(received[0])
+    return value
+
+
+def _called_in_thread(scope: CancelScope, function: Callable[[], R]) -> R:
     values: list[R] = []
     errors: list[BaseException] = []
+    waiting, bell = os.pipe()
 
     def call() -> None:
         try:
@@ -74,17 +109,8 @@ def run_interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]
         finally:
             os.write(bell, b"\0")
 
-    def stop(signum: int, _frame: FrameType | None) -> None:
-        scope.cancel(0.0 if received else STOP_GRACE_SECONDS)
-        received.append(signum)
-
-    waiting, bell = os.pipe()
     os.set_blocking(bell, False)
     wakeup_before = signal.set_wakeup_fd(bell)
-    before = {signum: signal.signal(signum, stop) for signum in _heard()}
-    received += _held  # it came just before the line above
-    if received:
-        scope.cancel(STOP_GRACE_SECONDS)
     try:
         thread = threading.Thread(target=call, name="call")
         thread.start()
@@ -92,15 +118,11 @@ def run_interruptible(function: Callable[[], R], *, is_done: Callable[[R], bool]
             os.read(waiting, 1)
         thread.join()
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
         signal.set_wakeup_fd(wakeup_before)
         os.close(waiting)
         os.close(bell)
     if errors:
         raise errors[0]
-    if received and not is_done(values[0]):
-        raise Interrupted(received[0])
     return values[0]
 
 

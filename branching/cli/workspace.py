@@ -7,7 +7,7 @@ the program `branchfs` and /dev/fuse are what it takes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +30,16 @@ mount_options: dict[str, Any] = {}
 
 
 @contextmanager
-def opened_workspace(path: Path | None) -> Iterator[Workspace]:
-    """Opens the workspace around `path`, or around the current directory, and closes it."""
-    with defer_signals(), _open(path) as workspace:
+def opened_workspace(
+    path: Path | None, *, while_mounting: Callable[[], None] | None = None
+) -> Iterator[Workspace]:
+    """Opens the workspace around `path`, or around the current directory, and closes it.
+
+    Args:
+        path: A path in the workspace.
+        while_mounting: Called while `branchfs mount` works, if the directory is not mounted.
+    """
+    with defer_signals(), _open(path, while_mounting) as workspace:
         if workspace.dropped:
             names = ", ".join(workspace.dropped)
             note(f"dropped the branches of a program that was killed: {names}")
@@ -40,14 +47,19 @@ def opened_workspace(path: Path | None) -> Iterator[Workspace]:
 
 
 @contextmanager
-def owned_workspace(path: Path | None) -> Iterator[tuple[Workspace, Owner | None]]:
+def owned_workspace(
+    path: Path | None, *, while_mounting: Callable[[], None] | None = None
+) -> Iterator[tuple[Workspace, Owner | None]]:
     """Does the same for a command that runs others: it lends the workspace's owner a home for its
     length, and may have as many files open as hundreds of them take."""
     from branching._linux.rlimits import raise_open_files
-    from branching.process import Owner
+    from branching.process.run_as import Owner
 
     raise_open_files()
-    with opened_workspace(path) as workspace, Owner.of(*workspace.owner) as owner:
+    with (
+        opened_workspace(path, while_mounting=while_mounting) as workspace,
+        Owner.of(*workspace.owner) as owner,
+    ):
         yield workspace, owner
 
 
@@ -68,17 +80,19 @@ def start_directory(workspace: Workspace) -> str | None:
     return None
 
 
-def _open(path: Path | None) -> Workspace:
-    from branching._programs import find_branchfs
-    from branching.fs import Workspace
-    from branching.fs.automount import base_around
-    from branching.fs.branchfs import sealed
-    from branching.fs.workspace import find_mount
+def _open(path: Path | None, while_mounting: Callable[[], None] | None) -> Workspace:
+    from branching.fs.workspace import NoMount, mount_directory, open_mounted
 
     place = path or Path.cwd()
     # First of all, for a mount whose daemon has died is no directory any more, and says why itself.
-    if find_mount(place) is not None:
-        return Workspace.open(place, **mount_options)
+    try:
+        return open_mounted(place, **mount_options)
+    except NoMount:
+        pass
+    from branching._programs import find_branchfs
+    from branching.fs.automount import base_around
+    from branching.fs.branchfs import sealed
+
     if not place.is_dir():
         raise MountError(f"workspace path does not exist: {path}", path=str(path))
     around = os.environ.get("BRANCHING_WORKSPACE")
@@ -91,11 +105,11 @@ def _open(path: Path | None) -> Workspace:
     if not FUSE.exists():
         raise _no_workspace(path, place, "modprobe fuse, or run with --device /dev/fuse")
     if path is not None:
-        return Workspace.open(place, **mount_options)
+        return mount_directory(place, while_mounting=while_mounting, **mount_options)
     base = base_around(place)
     if base != place.resolve():
         note(f"workspace: {base} (above the current directory)")
-    return Workspace.open(base, **mount_options)
+    return mount_directory(base, while_mounting=while_mounting, **mount_options)
 
 
 def _no_workspace(path: Path | None, place: Path, hint: str | None) -> MountError:

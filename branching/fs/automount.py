@@ -54,9 +54,6 @@ IN_USE = "in use by another mount"
 _GONE = (errno.ENOTCONN, errno.ENODATA, errno.EOPNOTSUPP, errno.ENOENT)
 """Errors of the root after an unmount: its daemon has exited, or it is an ordinary directory."""
 
-while_mounting: Callable[[], None] | None = None
-"""Called once `branchfs mount` was started: a program can load its modules meanwhile."""
-
 
 class MountLease:
     """A mount that this process uses."""
@@ -163,7 +160,11 @@ def _home() -> Path | None:
 
 
 def acquire_mount(
-    base: Path, *, policy: str | None = None, driver: str | None = None
+    base: Path,
+    *,
+    policy: str | None = None,
+    driver: str | None = None,
+    while_mounting: Callable[[], None] | None = None,
 ) -> MountLease:
     """Returns the existing mount of `base`, or mounts it.
 
@@ -171,6 +172,7 @@ def acquire_mount(
         base: The directory to branch.
         policy: Conflict policy of a new mount. Default: $BRANCHFS_POLICY, else first-winner.
         driver: Driver of a new mount. Default: $BRANCHFS_DRIVER, else auto.
+        while_mounting: Called once `branchfs mount` was started, while it works.
 
     Raises:
         MountError: The directory could not be mounted.
@@ -184,7 +186,9 @@ def acquire_mount(
                 if lease is not None:
                     return MountLease(point, base, program if is_temporary(point) else None, lease)
             try:
-                return _mounted(base, program, policy=policy, driver=driver)
+                return _mounted(
+                    base, program, policy=policy, driver=driver, while_mounting=while_mounting
+                )
             except MountError as error:
                 # Another process is mounting it with `branchfs mount`, or the daemon of a previous
                 # mount has not released the store yet.
@@ -237,6 +241,7 @@ def _mounted(
     store: Path | None = None,
     policy: str | None = None,
     driver: str | None = None,
+    while_mounting: Callable[[], None] | None = None,
 ) -> MountLease:
     made = _make_point(base) if point is None else None
     options = {"--policy": policy, "--driver": driver, "--store": store and os.fspath(store)}

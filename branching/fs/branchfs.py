@@ -51,6 +51,8 @@ ANSWER_SECONDS_MAX = 20.0
 """How long a daemon may take to answer which mount it serves. An idle machine needs about 1 ms."""
 
 T = TypeVar("T")
+Introduction = tuple[ControlSocket, Fields]
+"""A connection to a daemon, and what it says of its mount."""
 
 
 class NoAnswer(MountError):
@@ -60,8 +62,20 @@ class NoAnswer(MountError):
 class BranchFS:
     """One BranchFS mount, used through its control socket."""
 
-    def __init__(self, mount: Mount) -> None:
-        self._control, info = answered(mount.directory, lambda: _introduced(mount.directory))
+    def __init__(self, mount: Mount, introduction: Introduction | None = None) -> None:
+        """Connects to the daemon of a mount.
+
+        Args:
+            mount: The mount.
+            introduction: What `introduce` returned for it. Default: asks the daemon now, and waits
+                at most `ANSWER_SECONDS_MAX`.
+
+        Raises:
+            MountError: The daemon is gone, or does not answer.
+        """
+        self._control, info = introduction or answered(
+            mount.directory, lambda: self.introduce(mount)
+        )
         self.root = Path(str(info["mountpoint"]))
         self.seen_at = self.root
         self.base = Path(str(info["base"]))
@@ -72,6 +86,13 @@ class BranchFS:
         self.owner = (_int(info["uid"]), _int(info["gid"]))
         features = info.get("features")
         self._features = features if isinstance(features, list) else []
+
+    @staticmethod
+    def introduce(mount: Mount) -> Introduction:
+        """Connects to the daemon of a mount, and asks what it serves. Waits as long as it takes."""
+        control = ControlSocket(_control_path(mount.directory))
+        with _translated(MountError, "the workspace cannot be opened", mount.directory):
+            return control, control.request("info", {})
 
     @staticmethod
     def serves(mount: Mount) -> bool:
@@ -292,12 +313,6 @@ def answered(root: Path, ask: Callable[[], T]) -> T:
             path=str(root),
         )
     return values[0]
-
-
-def _introduced(root: Path) -> tuple[ControlSocket, Fields]:
-    control = ControlSocket(_control_path(root))
-    with _translated(MountError, "the workspace cannot be opened", root):
-        return control, control.request("info", {})
 
 
 def sealed(root: Path) -> MountError:

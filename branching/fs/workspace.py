@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
@@ -36,7 +36,7 @@ from branching.fs.branch_leases import (
     made_agents_directory,
     remove_agents_directory,
 )
-from branching.fs.branchfs import BranchFS, answered
+from branching.fs.branchfs import BranchFS, Introduction, answered
 from branching.fs.in_use import sweep
 from branching.fs.store_files import open_file
 
@@ -95,31 +95,10 @@ class Workspace:
                 missing, or the directory cannot be mounted or is mounted with another policy or
                 driver.
         """
-        place = Path(directory)
         try:
-            is_directory = place.is_dir()
-        except OSError:  # a mount whose daemon is gone: opening it says so, with what to do
-            is_directory = True
-        if not is_directory:
-            raise MountError(f"{place} is not a directory", path=str(place))
-        workspace = None
-        try:
-            workspace = cls(place)  # looks for the mount, and asks its daemon, once
-        except MountError:
-            if find_mount(place) is not None:
-                raise
-        if workspace is None:
-            from branching.fs.automount import acquire_mount
-
-            workspace = cls._of(
-                lambda: acquire_mount(place.resolve(), policy=policy, driver=driver)
-            )
-        try:
-            workspace._check_mounted_with(policy, driver)
-        except MountError:
-            workspace.close()
-            raise
-        return workspace
+            return open_mounted(directory, policy=policy, driver=driver, kind=cls)
+        except NoMount:
+            return mount_directory(directory, policy=policy, driver=driver, kind=cls)
 
     def _check_mounted_with(self, policy: Policy | None, driver: Driver | None) -> None:
         """Raises MountError if an existing mount has another policy or driver than requested."""
@@ -536,19 +515,98 @@ class Workspace:
         return f"Workspace({str(self.path)!r})"
 
 
-def _backend(path: Path) -> Backend:
-    mount = find_mount(path)
-    if mount is not None:
-        if BranchFS.serves(mount):
-            return BranchFS(mount)
-        from branching.fs.daxfs import DaxFS
+class NoMount(MountError):
+    """No mount that can be branched contains the path."""
 
-        return DaxFS(mount)
-    raise MountError(
-        f"{path} is not inside a mount that can be branched",
-        hint="mount its directory first: branchfs mount --base DIR MOUNTPOINT",
-        path=str(path),
+
+def open_mounted(
+    directory: str | os.PathLike[str],
+    *,
+    policy: Policy | None = None,
+    driver: Driver | None = None,
+    kind: type[Workspace] = Workspace,
+) -> Workspace:
+    """Opens the workspace of the mount around `directory`, as `Workspace.open`.
+
+    Raises:
+        NoMount: There is no mount around it.
+        MountError: As `Workspace.open`.
+    """
+    workspace = kind(directory)
+    try:
+        _check_directory(Path(directory))
+        workspace._check_mounted_with(policy, driver)
+    except MountError:
+        workspace.close()
+        raise
+    return workspace
+
+
+def mount_directory(
+    directory: str | os.PathLike[str],
+    *,
+    policy: Policy | None = None,
+    driver: Driver | None = None,
+    while_mounting: Callable[[], None] | None = None,
+    kind: type[Workspace] = Workspace,
+) -> Workspace:
+    """Mounts a directory that is in no mount, and opens it, as `Workspace.open`.
+
+    `while_mounting` is called once `branchfs mount` was started. A command loads its modules
+    meanwhile.
+    """
+    from branching.fs.automount import acquire_mount
+
+    _check_directory(Path(directory))
+    place = Path(directory).resolve()
+    workspace = kind._of(
+        lambda: acquire_mount(place, policy=policy, driver=driver, while_mounting=while_mounting)
     )
+    try:
+        workspace._check_mounted_with(policy, driver)
+    except MountError:
+        workspace.close()
+        raise
+    return workspace
+
+
+def _check_directory(place: Path) -> None:
+    try:
+        is_directory = place.is_dir()
+    except OSError:  # a mount whose daemon is gone: opening it says so, with what to do
+        return
+    if not is_directory:
+        raise MountError(f"{place} is not a directory", path=str(place))
+
+
+def _backend(path: Path) -> Backend:
+    """Finds the mount around a path, and asks its daemon, in one thread."""
+    mounts = read_mounts()
+    named = next((mount for mount in mounts_named(path, mounts) if _is_served(mount)), None)
+    around: Mount | None
+    introduction = None
+    if named is None:
+        around = _served_around(path, mounts)
+    else:
+
+        def ask() -> tuple[Mount | None, Introduction | None]:
+            found = _served_around(path, mounts)
+            if found is None or not BranchFS.serves(found):
+                return found, None
+            return found, BranchFS.introduce(found) if found == named else None
+
+        around, introduction = answered(named.directory, ask)
+    if around is None:
+        raise NoMount(
+            f"{path} is not inside a mount that can be branched",
+            hint="mount its directory first: branchfs mount --base DIR MOUNTPOINT",
+            path=str(path),
+        )
+    if BranchFS.serves(around):
+        return BranchFS(around, introduction)
+    from branching.fs.daxfs import DaxFS
+
+    return DaxFS(around)
 
 
 def find_mount(path: Path) -> Mount | None:
@@ -568,10 +626,11 @@ def find_mount(path: Path) -> Mount | None:
         if _is_served(mount):
             answered(mount.directory, lambda: os.path.realpath(path))
             break
-    for mount in mounts_around(path, mounts):
-        if _is_served(mount):
-            return mount
-    return None
+    return _served_around(path, mounts)
+
+
+def _served_around(path: Path, mounts: Sequence[Mount]) -> Mount | None:
+    return next((mount for mount in mounts_around(path, mounts) if _is_served(mount)), None)
 
 
 def _is_served(mount: Mount) -> bool:

@@ -6,6 +6,7 @@ does for it (the candidate, or a callback such as evaluate).
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from branching._cancellation import CancelScope
 from branching.fs import Branch, DiffSummary
 from branching.patterns.results import CandidateResult, SpeculationResult, State
+from branching.runlog.events import Event, EventKind
 
 if TYPE_CHECKING:
     from branching.process import CallLimits, Ended
@@ -82,6 +84,39 @@ class Attempt:
         self.score = _score(answer)
         self.changes = answer.changes
 
+    @property
+    def reason(self) -> str:
+        """Why it failed, as text; empty if it succeeded or gave no reason."""
+        error = self.answer.exception
+        return self.answer.error or (f"{type(error).__name__}: {error}" if error else "")
+
+    def event(
+        self,
+        kind: EventKind,
+        text: str = "",
+        *,
+        score: float | None = None,
+        loser: int | None = None,
+    ) -> Event:
+        """Returns an event about the attempt in its present state."""
+        process = self.answer.ended
+        return Event(
+            kind=kind,
+            index=self.index,
+            branch=self.branch.name,
+            label=self.label,
+            text=text,
+            state=self.state or "",
+            score=score,
+            seconds=self._seconds,
+            changes=self.changes,
+            cpu_seconds=None if process is None else process.cpu_seconds,
+            memory_peak_bytes=None if process is None else process.memory_peak,
+            predecessor=self.predecessor,
+            loser=loser,
+            node=self.node,
+        )
+
     def result(self) -> SpeculationResult:
         return SpeculationResult(
             branch_index=self.index,
@@ -106,11 +141,17 @@ class Task(CancelScope):
     """Code that runs in a separate thread on behalf of one attempt."""
 
     def __init__(
-        self, attempt: Attempt, say: Callable[[Attempt, str], None], *, must_end: bool
+        self,
+        attempt: Attempt,
+        say: Callable[[Attempt, str], None] = lambda _attempt, _block: None,
+        *,
+        must_end: bool,
     ) -> None:
         super().__init__()
         self.attempt = attempt
         self._say = say
+        self.deadline = math.inf
+        """When its process is killed, on the clock of time.monotonic."""
         self.ended: Ended | None = None
         """How the process of the task ended; None if it has not ended or there is none."""
         self.must_end = must_end

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import codecs
 import copy
+import math
 import re
 import shlex
 import threading
@@ -94,6 +95,7 @@ class BranchCommand:
         tells_output: bool = True,
         inherit_stdin: bool = False,
         terminal: PtyProxy | None = None,
+        on_readable: Mapping[int, Callable[[], None]] | None = None,
         score: bool = False,
         label: str | None = None,
         isolation: Isolation = "sandbox",
@@ -123,6 +125,7 @@ class BranchCommand:
         self._tells_output = tells_output
         self._inherit_stdin = inherit_stdin
         self._terminal = terminal
+        self._on_readable = on_readable
         self._score = score
 
     @property
@@ -189,6 +192,8 @@ class BranchCommand:
                 stderr=teller if stderr is None else stderr,
                 inherit_stdin=self._inherit_stdin,
                 terminal=self._terminal,
+                deadline=math.inf if task is None else task.deadline,
+                on_readable=self._on_readable,
                 score=self._score,
                 **limits,
             )

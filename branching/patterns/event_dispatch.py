@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from branching.patterns.attempt import Attempt
-from branching.runlog.events import Event, EventKind, OnEvent, takes_blocks
+from branching.runlog.events import EventKind, OnEvent, takes_blocks
 
 
 class EventDispatcher:
@@ -34,11 +34,7 @@ class EventDispatcher:
 
     def finished(self, attempt: Attempt) -> None:
         """Reports that an attempt has ended, with the reason if it failed."""
-        error = attempt.answer.exception
-        said = attempt.answer.error
-        self.tell(
-            attempt, "finished", said or (f"{type(error).__name__}: {error}" if error else "")
-        )
+        self.tell(attempt, "finished", attempt.reason)
 
     def fail(self, error: BaseException) -> None:
         """Ends the call with the exception of a callback that ran on another machine."""
@@ -56,23 +52,7 @@ class EventDispatcher:
     ) -> None:
         if self._listener is None:
             return
-        process = attempt.answer.ended
-        event = Event(
-            kind=kind,
-            index=attempt.index,
-            branch=attempt.branch.name,
-            label=attempt.label,
-            text=text,
-            state=attempt.state or "",
-            score=score,
-            seconds=attempt.seconds,
-            changes=attempt.changes,
-            cpu_seconds=None if process is None else process.cpu_seconds,
-            memory_peak_bytes=None if process is None else process.memory_peak,
-            predecessor=attempt.predecessor,
-            loser=loser,
-            node=attempt.node,
-        )
+        event = attempt.event(kind, text, score=score, loser=loser)
         with self._lock:
             if self.error is not None:
                 return

@@ -1,7 +1,8 @@
 """Runs one program in a directory until it ends or is killed, with all its descendants.
 
-Only the thread that calls `run()` reads the output of the process, signals it and reaps it. It
-waits for all of these events in one place. `kill()` and `pause()` in other threads only wake it.
+Only the thread that calls `run()` reads the output of the process, forwards it, signals the process
+and reaps it. It waits for all of these events in one place. `kill()` and `pause()`, called by other
+threads or by signal handlers, only wake it.
 
 The process runs in a sandbox, in which it sees the directory at the workspace's own path and from
 which no process survives. Without a sandbox it runs in the directory itself, as a process group.
@@ -12,6 +13,7 @@ Exit codes are those of a shell: 126 not executable, 127 not found, 128+n killed
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -57,8 +59,10 @@ class Command:
         score: bool | Callable[[bytes], None] = False,
         scope: Cgroup | None = None,
         wall_seconds: float | None = None,
+        deadline: float = math.inf,
         disk_refusals: Callable[[], int] = lambda: 0,
         terminal: PtyProxy | None = None,
+        on_readable: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
         """Prepares the command. Nothing is started.
 
@@ -68,7 +72,8 @@ class Command:
             environment: The complete environment.
             sandbox: The sandbox; None runs the program without one.
             owner: The user to run it as. Default: the user of this process.
-            stdout: A descriptor, or a function that is called with the output.
+            stdout: A descriptor, a function that is called with the output, or a descriptor to
+                forward it to.
             stderr: The same for standard error.
             inherit_stdin: Give the program the standard input and the terminal of this process.
             score: Open descriptor 3 in the program. Its data goes to `Ended.score`, or to this
@@ -77,8 +82,11 @@ class Command:
                 removed when the program has ended.
             wall_seconds: Time after which it is ended, with `TIMEOUT_GRACE_SECONDS` between SIGTERM
                 and SIGKILL. Default: no limit.
+            deadline: Time (time.monotonic) at which it is killed as by `kill`, with the same grace.
             disk_refusals: Returns how many changes the disk limit has refused since the start.
             terminal: A separate terminal for the program, connected to that of this process.
+            on_readable: While the program runs: functions that are called once, when the descriptor
+                is readable.
 
         Raises:
             ValueError: `argv` is empty.
@@ -97,6 +105,8 @@ class Command:
         self._score = score
         self._scope = scope
         self._wall_seconds = wall_seconds
+        self._deadline = deadline
+        self._on_readable = dict(on_readable or {})
         self._disk_refusals = disk_refusals
         self._pty_proxy = terminal
         self._terminal = terminal or (JobControl.ours() if inherit_stdin else None)
@@ -137,7 +147,8 @@ class Command:
         Raises:
             NamespaceError: The sandbox could not be created.
             ForkError: The process could not be created.
-            ProcessBranchError: The process did not die within a bounded time after SIGKILL.
+            ProcessBranchError: The process did not die within a bounded time after SIGKILL, or its
+                output could not be forwarded.
         """
         started = time.monotonic()
         open_closed()
@@ -157,15 +168,19 @@ class Command:
             pipes.close_child_ends()
             is_cancelled = timed_out = False
             try:
-                has_ended = self._supervisor.supervise(process, pipes, self._left(started))
+                has_ended = self._supervisor.supervise(
+                    process, pipes, self._left(started), self._on_readable
+                )
                 is_cancelled = self._supervisor.is_kill_asked
                 if not has_ended:
+                    is_cancelled = is_cancelled or time.monotonic() >= self._deadline
                     timed_out = not is_cancelled
                     self._supervisor.kill(TIMEOUT_GRACE_SECONDS)
                     self._supervisor.supervise(process, pipes)
             finally:
                 status = process.finish()
-            pipes.drain()
+            self._supervisor.deliver(pipes)
+            pipes.finish()
             if self._scope is not None:
                 self._scope.remove()
             return ended_by(
@@ -178,9 +193,10 @@ class Command:
             )
 
     def _left(self, started: float) -> float | None:
-        if self._wall_seconds is None:
-            return None
-        return max(0.0, started + self._wall_seconds - time.monotonic())
+        until = self._deadline
+        if self._wall_seconds is not None:
+            until = min(until, started + self._wall_seconds)
+        return None if until == math.inf else max(0.0, until - time.monotonic())
 
     def _start(self, pipes: Pipes) -> Process | Ended:
         if self._sandbox is not None:

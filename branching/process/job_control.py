@@ -84,15 +84,8 @@ def stop_own_group() -> None:
     Returns immediately if the group is orphaned (no shell could continue it): the kernel then
     ignores the signal.
     """
-    # Blocked in this thread, the signal goes to another one. It is pending until it is delivered.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
-    try:
-        os.killpg(os.getpgrp(), signal.SIGTSTP)
-        while signal.SIGTSTP in signal.sigpending():
-            time.sleep(_STOP_SECONDS)
-        time.sleep(_STOP_SECONDS)  # all threads are stopped in here
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    os.killpg(os.getpgrp(), signal.SIGTSTP)
+    time.sleep(_STOP_SECONDS)  # another thread may have got it: all are stopped in here
 
 
 @contextmanager

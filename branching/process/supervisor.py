@@ -1,14 +1,21 @@
 """Supervises a running process: reads its output, waits for its end, and handles kill requests.
 
-One thread supervises. Other threads may call `kill()`, which only wakes that thread.
+One thread supervises, and waits for all of it in one poll(2): the end of the process, its pipes,
+the time limit, and kill requests. Other threads may call `kill()`, which only wakes that thread.
+So may a signal handler, which Python runs in the main thread. If that is the supervising thread, a
+signal could come just before the wait begins, and its handler would run only after the wait. So
+Python writes a byte into the same pipe for each signal (signal.set_wakeup_fd).
 """
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from branching.process.pipes import Pipes
@@ -16,6 +23,7 @@ from branching.process.process_result import ExitStatus
 
 POLL_MILLISECONDS_MAX = 1 << 30
 """The kernel's timeout has 32 bits. This is 12 days; a longer wait is repeated."""
+_WAKEUP_BYTES = 4096
 
 
 class Process(Protocol):
@@ -51,8 +59,11 @@ class Supervisor:
     """One process's. `with` it while there is a process to supervise."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards all below
-        self._bell: int | None = None
+        # Guards all below. Reentrant, for a signal handler may interrupt the thread that holds it.
+        self._lock = threading.RLock()
+        self._wakeup: tuple[int, int] | None = None
+        """A pipe: what is written there ends the wait."""
+        self._kills = 0
         self._kill_asked_at: float | None = None
         self._kill_grace = 0.0
         self._is_terminated = False
@@ -70,6 +81,7 @@ class Supervisor:
         A second call can shorten the grace, not lengthen it.
         """
         with self._lock:
+            self._kills += 1
             now = time.monotonic()
             if self._kill_asked_at is None:
                 self._kill_asked_at, self._kill_grace = now, grace_seconds
@@ -77,8 +89,7 @@ class Supervisor:
                 remaining = self._kill_asked_at + self._kill_grace - now
                 if grace_seconds < remaining:
                     self._kill_asked_at, self._kill_grace = now, grace_seconds
-            if self._bell is not None:
-                os.eventfd_write(self._bell, 1)
+            self._wake()
 
     def pause(self, *, is_on: bool) -> None:
         """Suspends all processes until resumed. Does not wait.
@@ -87,20 +98,37 @@ class Supervisor:
         """
         with self._lock:
             self._is_pause_asked = is_on
-            if self._bell is not None:
-                os.eventfd_write(self._bell, 1)
+            self._wake()
 
-    def supervise(self, process: Process, pipes: Pipes, timeout: float | None = None) -> bool:
+    def supervise(
+        self,
+        process: Process,
+        pipes: Pipes,
+        timeout: float | None = None,
+        on_readable: dict[int, Callable[[], None]] | None = None,
+    ) -> bool:
         """Waits at most `timeout` seconds.
+
+        Args:
+            process: The process.
+            pipes: Its pipes.
+            timeout: How long to wait. Default: any time.
+            on_readable: Functions to call once, when the descriptor is readable.
 
         Returns:
             True if the process has ended or must be killed now, False if it is still running.
         """
-        assert self._bell is not None, "it is attended inside the `with` only"
+        with self._woken_by_signals():
+            return self._supervise(process, pipes, timeout, on_readable or {})
+
+    def _supervise(
+        self,
+        process: Process,
+        pipes: Pipes,
+        timeout: float | None,
+        on_readable: dict[int, Callable[[], None]],
+    ) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        poll = select.poll()
-        for descriptor in (process.end, self._bell, *process.waits_on(), *pipes.readable()):
-            poll.register(descriptor, select.POLLIN)
         while True:
             kill_in = self._kill_in_seconds()
             if kill_in is not None and not self._is_terminated:
@@ -113,32 +141,69 @@ class Supervisor:
                 return True
             left = None if deadline is None else deadline - time.monotonic()
             waits = [wait for wait in (kill_in, left, process.poll_seconds()) if wait is not None]
-            ready = {descriptor for descriptor, _ in poll.poll(_milliseconds(waits))}
-            for descriptor in pipes.readable():
-                if descriptor in ready and not pipes.read(descriptor):
-                    poll.unregister(descriptor)
-                    pipes.close_readable(descriptor)
-            if self._bell in ready:
-                os.eventfd_read(self._bell)
+            ready = self._wait([process.end, *process.waits_on(), *on_readable], pipes, waits)
+            pipes.handle(ready)
+            for descriptor in ready & on_readable.keys():
+                on_readable.pop(descriptor)()
             if process.end in ready:
                 return True
-            before = process.waits_on()
             process.handle_events()
-            for descriptor in set(before) - set(process.waits_on()):
-                poll.unregister(descriptor)
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
+    def deliver(self, pipes: Pipes) -> None:
+        """Waits until the output that is left is forwarded, or `kill` is called once more."""
+        kills = self._kills
+        with self._woken_by_signals():
+            while not pipes.drain() and self._kills == kills:
+                pipes.handle(self._wait([], pipes, []))
+
     def __enter__(self) -> Supervisor:
         with self._lock:
-            self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._wakeup = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            if self._bell is not None:
-                os.close(self._bell)
-            self._bell = None
+            if self._wakeup is not None:
+                for descriptor in self._wakeup:
+                    os.close(descriptor)
+            self._wakeup = None
+
+    @contextmanager
+    def _woken_by_signals(self) -> Iterator[None]:
+        """Has each signal end the wait in the main thread, unless an event loop needs them."""
+        assert self._wakeup is not None, "it is attended inside the `with` only"
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+        try:
+            yield
+        finally:
+            if before == -1:
+                signal.set_wakeup_fd(-1)
+
+    def _wait(self, descriptors: list[int], pipes: Pipes, seconds: list[float]) -> set[int]:
+        """Waits for the descriptors, the pipes and `_wake`. Returns the ready descriptors."""
+        assert self._wakeup is not None, "`supervise` and `deliver` have checked it"
+        poll = select.poll()
+        for descriptor in (self._wakeup[0], *descriptors):
+            poll.register(descriptor, select.POLLIN)
+        pipes.register(poll)
+        ready = {descriptor for descriptor, _ in poll.poll(_milliseconds(seconds))}
+        if self._wakeup[0] in ready:
+            os.read(self._wakeup[0], _WAKEUP_BYTES)
+        return ready
+
+    def _wake(self) -> None:
+        if self._wakeup is not None:
+            try:
+                os.write(self._wakeup[1], b"\0")
+            except BlockingIOError:
+                pass  # it is full: the thread wakes anyway
 
     def _kill_in_seconds(self) -> float | None:
         with self._lock:

@@ -25,7 +25,8 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,26 @@ _CREDENTIALS = struct.Struct("=iII")
 
 
 class ControlServer:
-    """Serves the socket in a thread until `close()`. Raises OSError if it cannot be created."""
+    """Serves the socket in a thread until `close()`.
 
-    def __init__(self, directory: int, owner: tuple[int, int], controller: RunController) -> None:
+    Args:
+        directory: The descriptor of the directory of the socket.
+        owner: Uid and gid for the socket, if this process is root.
+        controller: What it controls.
+        is_started: Start the thread. Otherwise requests wait until `start` is called.
+
+    Raises:
+        OSError: The socket cannot be created.
+    """
+
+    def __init__(
+        self,
+        directory: int,
+        owner: tuple[int, int],
+        controller: RunController,
+        *,
+        is_started: bool = True,
+    ) -> None:
         self._directory = os.dup(directory)
         self._welcome = {0, os.geteuid(), owner[0]}
         self._actions: dict[str, Callable[[str, str], None]] = {
@@ -70,6 +88,16 @@ class ControlServer:
             self._socket.close()
             self._remove()
             raise
+        self._thread: threading.Thread | None = None
+        if is_started:
+            self.start()
+
+    def fileno(self) -> int:
+        """Returns the descriptor that is readable when a client waits for `start`."""
+        return self._socket.fileno()
+
+    def start(self) -> None:
+        """Starts the thread that serves the clients."""
         self._thread = threading.Thread(target=self._serve, name="door", daemon=True)
         self._thread.start()
 
@@ -79,7 +107,8 @@ class ControlServer:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which close() would not
         except OSError:
             pass
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._socket.close()
         self._remove()
 
@@ -161,14 +190,17 @@ def send_request(control_server: Path, do: str, branch: str = "", text: str = ""
 
 
 def is_alive(control_server: Path) -> bool:
-    """Returns whether the program that serves a socket is alive; True if this is unknown."""
+    """Returns whether the program that serves a socket is alive; True if this is unknown.
+
+    The kernel accepts the connection, so a program that is busy or stopped does not delay it.
+    """
     try:
-        _exchange(control_server, {"v": VERSION, "do": "ping"})
+        with _connected(control_server):
+            return True
     except (ConnectionRefusedError, FileNotFoundError):
         return False
-    except (OSError, ValueError):
-        pass
-    return True
+    except OSError:
+        return True
 
 
 def remove_stale(directory: Path) -> None:
@@ -181,7 +213,8 @@ def remove_stale(directory: Path) -> None:
             control_server.unlink(missing_ok=True)
 
 
-def _exchange(control_server: Path, request: dict[str, Any]) -> dict[str, Any]:
+@contextmanager
+def _connected(control_server: Path) -> Iterator[socket.socket]:
     directory = os.open(control_server.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -189,10 +222,15 @@ def _exchange(control_server: Path, request: dict[str, Any]) -> dict[str, Any]:
             if stat.S_ISLNK(os.lstat(control_server.name, dir_fd=directory).st_mode):
                 raise ConnectionRefusedError(f"{control_server} is a symbolic link")
             connection.connect(f"/proc/self/fd/{directory}/{control_server.name}")
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            reply = json.loads(_line_of(connection))
+            yield connection
     finally:
         os.close(directory)
+
+
+def _exchange(control_server: Path, request: dict[str, Any]) -> dict[str, Any]:
+    with _connected(control_server) as connection:
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        reply = json.loads(_line_of(connection))
     if not isinstance(reply, dict):
         raise ValueError("the answer is not a JSON object")
     return reply

@@ -106,6 +106,8 @@ class RunLog:
         owner: Uid and gid for the files, if this process is root.
         command: The subcommand, for `Entry.command`.
         keeps_store: Keep the store for these logs even if nothing else of the workspace is kept.
+        has_thread: Serve the control socket in a thread. Otherwise the caller waits for clients:
+            see `on_readable`.
     """
 
     def __init__(
@@ -115,8 +117,10 @@ class RunLog:
         command: str,
         *,
         keeps_store: bool = False,
+        has_thread: bool = True,
     ) -> None:
         self._store = store
+        self._has_thread = has_thread
         self._keeps_store = keeps_store
         self._owner = owner
         self._command = command
@@ -130,7 +134,14 @@ class RunLog:
         self._control_server: ControlServer | None = None
 
     @classmethod
-    def of(cls, workspace: Workspace, command: str, *, keeps_store: bool = False) -> RunLog:
+    def of(
+        cls,
+        workspace: Workspace,
+        command: str,
+        *,
+        keeps_store: bool = False,
+        has_thread: bool = True,
+    ) -> RunLog:
         """Returns the run log of a workspace.
 
         Inside a branch the store is not visible and nothing is logged: output there is already
@@ -140,11 +151,18 @@ class RunLog:
             workspace: The workspace.
             command: The subcommand, for `Entry.command`.
             keeps_store: As for the constructor.
+            has_thread: As for the constructor.
 
         Returns:
             The run log, to be used in a `with` statement.
         """
-        return cls(workspace.store, workspace.owner, command, keeps_store=keeps_store)
+        return cls(
+            workspace.store,
+            workspace.owner,
+            command,
+            keeps_store=keeps_store,
+            has_thread=has_thread,
+        )
 
     def and_then(self, listener: Callable[[Event], None]) -> Callable[[Event], None]:
         """Returns a listener that logs each event and then passes it on.
@@ -174,6 +192,13 @@ class RunLog:
         return self._directory is not None
 
     @property
+    def on_readable(self) -> dict[int, Callable[[], None]]:
+        """What to call when a descriptor is readable: a client waits at the control socket."""
+        if self._control_server is None or self._has_thread:
+            return {}
+        return {self._control_server.fileno(): self._control_server.start}
+
+    @property
     def branches(self) -> list[str]:
         """The branches of the candidates that the call has logged, in the order of their start."""
         return list(self._entries)
@@ -189,7 +214,9 @@ class RunLog:
                 if self._keeps_store:
                     self._keep(self._directory)
                 remove_stale(self._store / "logs")
-                self._control_server = ControlServer(self._directory, self._owner, self.controller)
+                self._control_server = ControlServer(
+                    self._directory, self._owner, self.controller, is_started=self._has_thread
+                )
             except OSError as error:
                 self._give_up(error)
         return self

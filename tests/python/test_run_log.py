@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
+import signal
 import struct
 import subprocess
 import termios
@@ -11,7 +13,13 @@ from pathlib import Path
 
 import pytest
 from conftest import NAME_FROM, Mounted
-from support.command import SECONDS_MAX, OnTerminal, branching, branching_argv
+from support.command import SECONDS_MAX, OnTerminal, Running, branching, branching_argv
+from support.waiting import until
+
+from branching.errors import BranchError
+from branching.process.pipes import Forward, Pipes
+from branching.runlog.control_socket import is_alive, send_request
+from branching.runlog.run_log import read_entries
 
 PRINTS = r"printf '\377\000a\r\n'; printf 'err\r' >&2; printf end"
 
@@ -75,6 +83,25 @@ class TestInPipes:
         done = branching(root, "run", "-q", *words)
         assert (done.out, done.err) == ("ran\n", "prepared\n")
         assert logged(root, "mine") == "[-1] prepared\n[0] ran\n"
+
+    def test_a_time_limit_that_expires_in_the_setup_ends_the_call(self, root: Path) -> None:
+        words = ["--timeout", "1s", "--setup", "touch made; sleep 60", "--", "true"]
+        done = branching(root, "run", *words)
+        assert (done.code, "timed out (exit code 124)" in done.err) == (124, True), done.err
+        assert [entry.name for entry in root.iterdir()] == [NAME_FROM]
+
+    def test_a_client_of_its_control_socket_is_answered(self, real: Mounted) -> None:
+        """The thread for it is started when a client comes."""
+        words = ["run", "-b", "mine", "--", "sh", "-c", "echo up >&2; exec sleep 60"]
+        run = Running(real.root, words)
+        run.wait_for_line("up")
+        logs = real.base / ".branching" / "logs"
+        [entry] = read_entries(logs)
+        assert is_alive(logs / entry.door)
+        with pytest.raises(BranchError, match="cannot be controlled"):
+            send_request(logs / entry.door, "stop", "mine")
+        run.signal(signal.SIGTERM)
+        assert run.done().code == 128 + signal.SIGTERM
 
     def test_the_document_is_alone_on_stdout(self, root: Path) -> None:
         done = branching(root, "run", "--json", "--", "sh", "-c", "echo out; echo err >&2")
@@ -183,12 +210,70 @@ class TestOnATerminal:
         assert branching(root, "log").out == ""
 
 
-def test_nothing_is_left_open_by_a_relay() -> None:
-    from branching.process.output_tee import OutputTee
+class TestForward:
+    """An output that is forwarded by the thread that supervises the command."""
 
-    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    kept: list[bytes] = []
-    with OutputTee(lambda: kept.append, owner=None) as tee:
-        os.write(tee.pipe(2), b"x\n")
-    assert b"".join(kept) == b"x\n"
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    def test_nothing_is_left_open(self, tmp_path: Path) -> None:
+        before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        kept: list[bytes] = []
+        with (tmp_path / "out").open("wb") as out:
+            forward = Forward(out.fileno(), kept.append)
+            with Pipes({1: forward, 2: forward}, owner=None) as pipes:
+                end = pipes.child_end(1)
+                assert end is not None
+                assert end == pipes.child_end(2)
+                os.write(end, b"x\n")
+                assert pipes.drain()
+        assert (tmp_path / "out").read_bytes() == b"".join(kept) == b"x\n"
+        assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+    def test_an_output_that_is_not_read_delays_neither_the_other_nor_the_time_limit(
+        self, root: Path
+    ) -> None:
+        """`yes` fills the pipe at standard output; standard error and --timeout go on."""
+        reading, writing = os.pipe()
+        script = "echo heard >&2; trap 'echo asked >&2' TERM; yes & wait; wait"
+        words = branching_argv("run", "--timeout", "2s", "--", "sh", "-c", script)
+        with os.fdopen(reading, "rb") as out:
+            run = subprocess.Popen(
+                words, cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True
+            )
+            os.close(writing)
+            assert run.stderr is not None
+            seen = []
+            while "timed out" not in "".join(seen):
+                line = run.stderr.readline()
+                if not seen:
+                    assert line == "heard\n"
+                seen.append(line)
+                if line == "asked\n":
+                    while out.read(1 << 16):
+                        pass
+            assert run.wait(SECONDS_MAX) == 124
+            run.stderr.close()
+
+    def test_a_signal_ends_a_command_whose_output_is_not_read(self, root: Path) -> None:
+        """What is left of the output is given up at the second one."""
+        reading, writing = os.pipe()
+        words = branching_argv("run", "--", "sh", "-c", "echo heard >&2; exec yes")
+        run = subprocess.Popen(words, cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True)
+        os.close(writing)
+        try:
+            assert run.stderr is not None
+            assert run.stderr.readline() == "heard\n"
+            while select.select([reading], [], [], 0)[0] and _bytes_in(reading) < 1 << 16:
+                pass
+            children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+            run.send_signal(signal.SIGTERM)
+            until(lambda: children.read_text() == "", "the command has ended")
+            run.send_signal(signal.SIGTERM)
+            assert run.wait(SECONDS_MAX) == 128 + signal.SIGTERM
+            run.stderr.close()
+        finally:
+            os.close(reading)
+            run.kill()
+
+
+def _bytes_in(pipe: int) -> int:
+    found: bytes = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+    return int(struct.unpack("i", found)[0])

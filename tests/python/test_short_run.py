@@ -13,12 +13,11 @@ from typer.testing import CliRunner
 
 import branching.cli.run
 from branching.cli.app import app
-from branching.cli.run_command import RunPlan
-from branching.cli.short_run import read_short_run
+from branching.cli.run_plan import RunPlan, read_short_run
 
-MODULES_MAX = 73
+MODULES_MAX = 67
 """Modules of `branching` that a short command loads."""
-THREADS_MAX = 9
+THREADS_MAX = 1
 """Threads that it starts one after the other, in a mounted workspace."""
 NOT_NEEDED = {
     *("typer", "click", "rich", "pydantic", "asyncio"),
