@@ -240,7 +240,7 @@ class TestForward:
             )
             os.close(writing)
             assert run.stderr is not None
-            seen = []
+            seen: list[str] = []
             while "timed out" not in "".join(seen):
                 line = run.stderr.readline()
                 if not seen:
