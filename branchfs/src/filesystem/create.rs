@@ -90,7 +90,7 @@ impl BranchFilesystem {
         let mut view = mounted.live()?;
         let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
         let file =
-            view.choose_backing(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
+            view.register_new(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
         let ttl =
             if view.attributes_are_stable(index) { entry.attributes_ttl } else { Duration::ZERO };
         let entry = Entry { attributes_ttl: ttl, ..entry };
@@ -112,7 +112,7 @@ impl BranchFilesystem {
         let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
         view.nodes.add_lookup(index);
         let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
-        let file = view.choose_backing(index, file, access, self.backer(&mounted))?;
+        let file = view.register_new(index, file, access, self.backer(&mounted))?;
         let entry = Self::entry_of(&mounted, &mut view, index, attributes);
         Ok((entry, Self::opened(&mounted, &file)))
     }

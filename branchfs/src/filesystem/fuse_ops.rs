@@ -255,9 +255,11 @@ impl Filesystem for BranchFilesystem {
                 ..OpenReply::default()
             });
         }
-        admit_file()?; // before O_TRUNC changes anything
         let wanted = OFlags::from_bits_retain(flags.flags);
         let changes = wanted.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
+        if changes {
+            admit_file()?; // before it is copied up or truncated
+        }
         let mut view = if changes { mounted.writable()? } else { mounted.live()? };
         let file = view.open(index, wanted, flags.kill_privileges, self.backer(&mounted))?;
         self.store_content(&mounted, &view, node, &file);

@@ -14,7 +14,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -232,6 +232,13 @@ fn anchor() -> Result<&'static OwnedFd> {
 /// Admits one more file that a program opens in a branch. `EMFILE`: only the reserve is left.
 pub fn admit_file() -> Result<()> {
     leaves(reserve())
+}
+
+/// As [`admit_file`], for a file that is open already: it costs nothing as long as there is room.
+pub(crate) fn admit_opened(file: BorrowedFd<'_>) -> Result<()> {
+    // As in `leaves`: the file has the lowest number that was free.
+    let number = usize::try_from(file.as_raw_fd()).unwrap_or(usize::MAX);
+    if number.saturating_add(reserve()) < limit() { Ok(()) } else { admit_file() }
 }
 
 /// Admits one more control connection.

@@ -9,6 +9,8 @@
 //! The key of the cache is the unparsed path, because splitting paths would cost more than all other work here. Code that
 //! renames or removes a directory must call [`RootedDir::invalidate`]. In a tree that other programs change, such as the base
 //! ([`RootedDir::externally_modified`]), each use of a cached descriptor first checks that the path still leads to it, by one more system call.
+//! Where the root is a mount in which the kernel follows no symbolic link ([`RootedDir::lower_of`]), a status takes one call with
+//! the whole path: no directory is opened or checked.
 //!
 //! The root may be created later ([`RootedDir::without_root`]); until then all paths are missing. The root of a layer is reopened when
 //! it is needed ([`RootedDir::reopened`]), so an unused branch has no open descriptor.
@@ -28,6 +30,7 @@ use rustix::io::Errno;
 use crate::descriptors::{Kept, Owner, open_directory, shared_directory, with_room};
 use crate::no_follow::PATH_BYTES_MAX;
 use crate::no_follow::{self, Refusal};
+use crate::sys;
 
 /// Longest path that the kernel accepts in one call: `PATH_MAX` without the terminating NUL.
 const KERNEL_PATH_BYTES_MAX: usize = 4095;
@@ -56,6 +59,8 @@ pub struct RootedDir {
     root: OnceLock<Root>,
     /// Other programs may move and remove directories in it.
     is_externally_modified: bool,
+    /// The root is a mount of its own in which the kernel follows no symbolic link, and that contains no other mount.
+    has_no_symlinks: bool,
     /// Directories that are kept open, by path. While one is open, its inode number is not reused.
     kept: Owner,
 }
@@ -84,13 +89,29 @@ impl RootedDir {
 
     /// A rooted directory whose root does not exist yet.
     pub(crate) fn without_root() -> Self {
-        Self { root: OnceLock::new(), is_externally_modified: false, kept: Owner::new() }
+        Self {
+            root: OnceLock::new(),
+            is_externally_modified: false,
+            has_no_symlinks: false,
+            kept: Owner::new(),
+        }
     }
 
     /// The same, for a tree that other programs change, too.
     pub(crate) fn externally_modified(mut self) -> Self {
         self.is_externally_modified = true;
         self
+    }
+
+    /// The base `root` as a lower layer: through a read-only mount, so that a mistake would be `EROFS` and not a changed
+    /// base, in which the kernel follows no symbolic link.
+    ///
+    /// # Errors
+    /// Without the privilege to mount.
+    pub(crate) fn lower_of(root: BorrowedFd<'_>) -> std::io::Result<Self> {
+        let clone = sys::read_only_clone(root)?;
+        let has_no_symlinks = sys::forbid_symlinks(clone.as_fd()).is_ok();
+        Ok(Self { has_no_symlinks, ..Self::new(clone).externally_modified() })
     }
 
     /// Sets the root, which exists from now on: the directory `name` of the layer in `layer`.
@@ -193,12 +214,18 @@ impl RootedDir {
 
     /// As `statx(2)`; a symbolic link is not followed.
     pub fn stat(&self, path: &Path) -> Result<Statx> {
+        if self.has_no_symlinks && leads_down(path) {
+            return stat_in(&*self.root()?, path.as_os_str());
+        }
         let (parent, name) = self.parent(path)?;
         stat_in(&parent, name)
     }
 
     /// The status of an entry of the directory at `path`.
     pub(crate) fn stat_entry(&self, path: &Path, name: &OsStr) -> Result<Statx> {
+        if self.has_no_symlinks {
+            return self.stat(&path.join(name));
+        }
         stat_in(&*self.directory(path)?, name)
     }
 
@@ -500,6 +527,14 @@ fn is_at_or_below(path: &[u8], ancestor: &[u8]) -> bool {
     below.is_some_and(|rest| ancestor.is_empty() || rest.is_empty() || rest[0] == b'/')
 }
 
+/// Whether the kernel takes a path in one call, and it can only lead downwards from a root. Names with two dots in a row
+/// are rare enough to go without.
+fn leads_down(path: &Path) -> bool {
+    let path = path.as_os_str().as_bytes();
+    let is_relative = path.first().is_some_and(|first| *first != b'/');
+    is_relative && path.len() <= KERNEL_PATH_BYTES_MAX && !path.windows(2).any(|two| two == b"..")
+}
+
 /// Refuses a path that is longer than any of a branch with its prefix in the store.
 fn check_total_length(path: &Path) -> Result<()> {
     const LONGEST: usize = PATH_BYTES_MAX + STORE_PREFIX_BYTES_MAX;
@@ -635,6 +670,53 @@ mod tests {
         assert_eq!(tree.kept.names(), ["ab"]);
         tree.invalidate(Path::new(""));
         assert!(tree.kept.names().is_empty());
+    }
+
+    /// `inside/file` is looked up after each of several replacements of `inside`, as other programs can make them.
+    #[test]
+    fn a_lower_layer_shows_nothing_behind_a_symlink_above_its_root_or_on_a_mount() {
+        let directory = tempfile::tempdir().unwrap();
+        let (base, outside) = (directory.path().join("base"), directory.path().join("outside"));
+        for path in [&base, &outside, &base.join("inside")] {
+            std::fs::create_dir(path).unwrap();
+            std::fs::write(path.join("file"), path.as_os_str().as_bytes()).unwrap();
+        }
+        let opened = open_directory(&base).unwrap();
+        let tree = RootedDir::lower_of(opened.as_fd()).unwrap();
+        assert!(tree.has_no_symlinks);
+        let [file, up] = ["inside/file", "inside/../../outside/file"].map(Path::new);
+        let absolute = outside.join("file");
+        let found = |path: &Path| tree.stat(path).map(|stat| stat.stx_ino);
+        let ino = |path: &Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
+        assert_eq!(found(file), Ok(ino(&base.join("inside/file"))));
+        assert_eq!((found(up), found(&absolute)), (Err(Errno::XDEV), Err(Errno::XDEV)));
+        // The parent directory is known now, as it is to any view that has looked something up in it.
+        tree.directory(Path::new("inside")).unwrap();
+        std::fs::rename(base.join("inside"), base.join("moved")).unwrap();
+        for target in [outside.as_path(), Path::new("../outside"), Path::new("moved")] {
+            std::os::unix::fs::symlink(target, base.join("inside")).unwrap();
+            assert_eq!(found(file), Err(Errno::LOOP));
+            let entry = tree.stat_entry(Path::new("inside"), OsStr::new("file"));
+            assert_eq!(entry.map(drop), Err(Errno::LOOP));
+            assert_eq!(tree.open(file, OFlags::RDONLY).map(drop), Err(Errno::LOOP));
+            assert!(tree.list(Path::new("inside")).is_err());
+            assert_eq!(
+                tree.read_link(Path::new("inside")),
+                Ok(target.as_os_str().as_bytes().to_vec())
+            );
+            std::fs::remove_file(base.join("inside")).unwrap();
+        }
+        std::fs::create_dir(base.join("inside")).unwrap();
+        sys::read_only_clone(open_directory(&outside).unwrap().as_fd())
+            .and_then(|clone| {
+                let at = base.join("inside");
+                let flags = rustix::mount::MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+                Ok(rustix::mount::move_mount(&clone, "", rustix::fs::CWD, &at, flags)?)
+            })
+            .unwrap();
+        let seen = found(file);
+        crate::overlayfs_mount::unmount(&base.join("inside"), true).unwrap();
+        assert_eq!(seen, Err(Errno::NOENT));
     }
 
     #[test]

@@ -22,8 +22,23 @@ pub(crate) fn read_only_clone(directory: BorrowedFd<'_>) -> io::Result<OwnedFd> 
     Ok(clone)
 }
 
+/// In the mount with the root `mount`, no path leads through a symbolic link any more (`ELOOP`), nor into a mount that is
+/// made later. `mount` must be a clone that is attached nowhere ([`read_only_clone`]).
+///
+/// Fails with `EINVAL` before Linux 5.14.
+pub(crate) fn forbid_symlinks(mount: BorrowedFd<'_>) -> Result<(), Errno> {
+    const MOUNT_ATTR_NOSYMFOLLOW: u64 = 0x0020_0000;
+    let attributes = MountAttributes {
+        attr_set: MOUNT_ATTR_NOSYMFOLLOW,
+        propagation: libc::MS_PRIVATE,
+        ..MountAttributes::default()
+    };
+    set_mount_attributes(mount, &attributes)
+}
+
 /// `struct mount_attr` of `mount_setattr(2)`.
 #[repr(C)]
+#[derive(Default)]
 struct MountAttributes {
     attr_set: u64,
     attr_clr: u64,
@@ -36,7 +51,10 @@ pub(crate) fn set_mount_read_only(mount: BorrowedFd<'_>, is_read_only: bool) -> 
     const MOUNT_ATTR_RDONLY: u64 = 1;
     let (attr_set, attr_clr) =
         if is_read_only { (MOUNT_ATTR_RDONLY, 0) } else { (0, MOUNT_ATTR_RDONLY) };
-    let attributes = MountAttributes { attr_set, attr_clr, propagation: 0, userns_fd: 0 };
+    set_mount_attributes(mount, &MountAttributes { attr_set, attr_clr, ..Default::default() })
+}
+
+fn set_mount_attributes(mount: BorrowedFd<'_>, attributes: &MountAttributes) -> Result<(), Errno> {
     // SAFETY: the path is a NUL-terminated constant and the kernel reads exactly the size given of `attributes`,
     // both of which outlive the call.
     let result = unsafe {
@@ -45,7 +63,7 @@ pub(crate) fn set_mount_read_only(mount: BorrowedFd<'_>, is_read_only: bool) -> 
             mount.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH,
-            &raw const attributes,
+            std::ptr::from_ref(attributes),
             size_of::<MountAttributes>(),
         )
     };

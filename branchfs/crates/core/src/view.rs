@@ -5,7 +5,7 @@
 //!
 //! Cost of the hot paths, in system calls beside the one round trip to the kernel: a lookup is one `statx` for each
 //! layer until the name is found (plus two `getxattr` where directories of two layers merge); `getattr` is one `statx`;
-//! `open` is one `openat`; `read` and `write` are one each; a first change copies up each parent directory once.
+//! `open` is one `openat` and one `statx`; `read` and `write` are one each; a first change copies up each parent directory once.
 //!
 //! Locking: a view is used under the mutex of its [`crate::mount::Mount`]; file content is read and written
 //! outside it, on descriptors taken out of the handle table.

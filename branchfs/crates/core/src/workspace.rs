@@ -283,10 +283,9 @@ impl Workspace {
         } = places;
         let open = |path: &Path| RootedDir::open_root(path).at(path);
         let writable = open(&base_path)?.externally_modified();
-        // Lower layers are reached through a read-only mount: a mistake would be EROFS, not a changed base.
         let root = writable.root().at(&base_path)?;
-        let lower = match crate::sys::read_only_clone(root.as_fd()) {
-            Ok(root) => RootedDir::new(root).externally_modified(),
+        let lower = match RootedDir::lower_of(root.as_fd()) {
+            Ok(lower) => lower,
             Err(_) => open(&base_path)?.externally_modified(), // without the privilege to mount; views never write lower layers by design
         };
         let namespace = store_directory::choose_xattr_namespace(

@@ -147,15 +147,34 @@ impl View {
 
     /// The branch depends on a name of the base being free.
     fn note_absent(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
-        self.note_base(parent, name, false)
+        self.note_base(parent, name, false, None)
     }
 
     /// The branch depends on what the base has under a name.
     fn note_present(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
-        self.note_base(parent, name, true)
+        self.note_base(parent, name, true, None)
     }
 
-    fn note_base(&self, parent: NodeIndex, name: &OsStr, present: bool) -> Result<()> {
+    /// As [`Self::note_present`], for the name of a node that was just looked up.
+    fn note_removed(&self, parent: NodeIndex, name: &OsStr, index: NodeIndex) -> Result<()> {
+        let node = self.nodes.get(index)?;
+        let known = match (&node.place, self.base_path(parent, name)) {
+            (NodeLocation::Lower(at), Some(path)) if at.layer.is_base() && at.path == path => {
+                node.identity
+            }
+            _ => None,
+        };
+        self.note_base(parent, name, true, known)
+    }
+
+    /// `known` is the state of the object of the base, if the caller has it.
+    fn note_base(
+        &self,
+        parent: NodeIndex,
+        name: &OsStr,
+        present: bool,
+        known: Option<Fingerprint>,
+    ) -> Result<()> {
         let top = self.top();
         let Some(path) = self.base_path(parent, name).filter(|_| !top.is_base()) else {
             return Ok(());
@@ -165,6 +184,9 @@ impl View {
         };
         if self.is_hidden_by_snapshot(parent, name)? {
             return Ok(()); // the base has something else there than the branch sees, until that is undone
+        }
+        if let Some(known) = known {
+            return top.record_precondition(&path, Precondition::Present(known));
         }
         let expected = match base.tree.stat(&path) {
             Ok(stat) if present => Precondition::Present(Fingerprint::of(&stat)),

@@ -26,13 +26,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags};
+use rustix::fs::{Mode, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::CopyData;
 use super::{LayerPath, NodeIndex, NodeLocation, View};
+use crate::descriptors::admit_opened;
 use crate::ids::LayerId;
-use crate::rooted_dir::Result;
+use crate::rooted_dir::{Result, stat_of};
 use crate::vfs::{BackingFiles, BackingId};
 use crate::write_set::{Fingerprint, Read};
 
@@ -94,8 +95,9 @@ pub struct OpenedFile {
 }
 
 impl View {
-    /// Opens the content of a regular file; for writing it is copied up first. `kernel` takes backing files.
-    /// `ESTALE`: the name leads to a new node from now on.
+    /// Opens the content of a regular file; for writing it is copied up first. `kernel` takes backing files. The caller
+    /// has admitted an open for writing ([`crate::descriptors::admit_file`]), which changes something before there is a
+    /// descriptor. `ESTALE`: the name leads to a new node from now on.
     pub fn open(
         &mut self,
         index: NodeIndex,
@@ -124,13 +126,20 @@ impl View {
             self.record_read(&at.path, Read::Content)?;
         }
         let file = self.open_content(index, writable, truncate)?;
-        if !self.is_object(index, &file)? {
+        if !writable && !truncate {
+            admit_opened(file.as_fd())?;
+        }
+        let mut stat = stat_of(&file)?;
+        if !self.is_object(index, &stat)? {
             self.supersede_names(index);
             return Err(Errno::STALE);
         }
         let has_lost_privileges =
             truncate && super::attr::kill_privileges_of(&file, kill_privileges)?;
-        let mut opened = self.choose_backing(index, file, access, kernel)?;
+        if has_lost_privileges {
+            stat = stat_of(&file)?;
+        }
+        let mut opened = self.choose_backing(index, file, &stat, access, kernel)?;
         opened.outdates_attributes |= has_lost_privileges;
         if flags.bits() & EXECUTED != 0 {
             self.handles.mark_executed(opened.handle);
@@ -138,13 +147,12 @@ impl View {
         Ok(opened)
     }
 
-    /// Whether a file that was opened by the node's path is the object that the kernel has attributes and pages of.
+    /// Whether a file with this status that was opened by the node's path is the object that the kernel has attributes and pages of.
     /// Others may have changed or replaced it in the base.
-    fn is_object(&self, index: NodeIndex, file: &OwnedFd) -> Result<bool> {
+    fn is_object(&self, index: NodeIndex, stat: &Statx) -> Result<bool> {
         let node = self.nodes.get(index)?;
-        let stat = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
         Ok(match &node.place {
-            NodeLocation::Lower(_) => self.is_as_looked_up(index, &stat)?,
+            NodeLocation::Lower(_) => self.is_as_looked_up(index, stat)?,
             NodeLocation::Upper => {
                 self.nodes.inode(index).is_none_or(|(_, known)| known == stat.stx_ino)
             }
@@ -190,12 +198,25 @@ impl View {
         }
     }
 
-    /// Registers an open file and decides whether the kernel or the daemon serves it. `access` is the caller's access
-    /// mode.
-    pub fn choose_backing(
+    /// Registers a new file that is open, see [`Self::choose_backing`].
+    pub fn register_new(
         &mut self,
         index: NodeIndex,
         file: OwnedFd,
+        access: OFlags,
+        kernel: Option<&Arc<dyn BackingFiles>>,
+    ) -> Result<OpenedFile> {
+        let stat = stat_of(&file)?;
+        self.choose_backing(index, file, &stat, access, kernel)
+    }
+
+    /// Registers an open file and decides whether the kernel or the daemon serves it. `stat` is the file's status,
+    /// `access` the caller's access mode.
+    fn choose_backing(
+        &mut self,
+        index: NodeIndex,
+        file: OwnedFd,
+        stat: &Statx,
         access: OFlags,
         kernel: Option<&Arc<dyn BackingFiles>>,
     ) -> Result<OpenedFile> {
@@ -211,7 +232,6 @@ impl View {
         let partial = self.partial_of(index)?;
         let mut unread_bytes = None;
         if self.nodes.get(index)?.handles.is_empty() {
-            let stat = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
             // Writes within a disk limit are charged in advance.
             let is_counted = layer == self.layers[0].id && self.layers[0].ledger().is_some();
             let is_whole = partial.as_ref().is_none_or(|partial| partial.is_complete());
@@ -219,7 +239,7 @@ impl View {
                 writable || stat.stx_size >= big_file_bytes() || !self.attributes_are_stable(index);
             let backing = kernel
                 .filter(|_| is_by_kernel && is_whole && !is_counted)
-                .filter(|_| !(writable && has_privileges(&file, &stat)))
+                .filter(|_| !(writable && has_privileges(&file, stat)))
                 // If the kernel refuses the backing file, for whatever reason, the daemon serves the file.
                 .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
                 .map(|(kernel, id)| (id, Arc::clone(kernel)));

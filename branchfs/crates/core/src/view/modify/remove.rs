@@ -6,12 +6,39 @@ use std::path::Path;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::UpperEntry;
+use crate::ids::LayerId;
 use crate::layer::{Layer, WorkEntry};
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 use crate::view::CopyData;
 use crate::view::{Found, NodeIndex, NodeLocation, View, quota_hooks};
+
+/// An object whose links may be counted.
+#[derive(Clone, Copy)]
+pub(super) enum Counted {
+    /// This inode of the top layer.
+    Above(u64),
+    /// This object of a lower layer.
+    Below((LayerId, u64)),
+}
+
+/// Runs `change`, which takes a name from an object, and decreases the link count that it shows. The count is logged
+/// first, and again if the change fails.
+pub(super) fn counting_less(
+    top: &Layer,
+    counted: Option<Counted>,
+    change: impl FnOnce() -> Result<()>,
+) -> Result<()> {
+    let count = |less: i32| match counted {
+        Some(Counted::Above(ino)) => top.hard_links().change_count(ino, -less),
+        Some(Counted::Below(origin)) => top.hard_links().hide(origin, less),
+        None => Ok(()),
+    };
+    count(1)?;
+    change().inspect_err(|_| {
+        let _ = count(-1); // the first error is the one to report
+    })
+}
 
 impl View {
     /// Removes a name of an object other than a directory.
@@ -20,7 +47,7 @@ impl View {
         if self.nodes.get(index)?.kind == FileType::Directory {
             return Err(Errno::ISDIR);
         }
-        self.remove_name(parent, name, Some(attributes))
+        self.remove_name(parent, name, index, attributes)
     }
 
     /// Removes an empty directory.
@@ -32,55 +59,52 @@ impl View {
         if !self.is_empty(index)? {
             return Err(Errno::NOTEMPTY);
         }
-        self.remove_name(parent, name, Some(attributes))
+        self.remove_name(parent, name, index, attributes)
     }
 
-    pub(super) fn remove_name(
+    /// Removes a name that was just looked up: its node says what it has in the top layer and below.
+    fn remove_name(
         &mut self,
         parent: NodeIndex,
         name: &OsStr,
-        attributes: Option<Attributes>,
+        index: NodeIndex,
+        attributes: Attributes,
     ) -> Result<()> {
         self.copy_up(parent, CopyData::Yes)?;
         let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
-        let below = self.find_below(parent, name)?;
-        self.note_present(parent, name)?;
+        let node = self.nodes.get(index)?;
+        let is_above =
+            matches!(node.place, NodeLocation::Upper | NodeLocation::Directory { upper: true, .. });
+        let is_below = !is_above || self.find_below(parent, name)?.is_some();
+        let counted = match &node.place {
+            NodeLocation::Upper => self.nodes.inode(index).map(|(_, ino)| Counted::Above(ino)),
+            NodeLocation::Lower(_) => self.nodes.inode(index).map(Counted::Below),
+            NodeLocation::Directory { .. } | NodeLocation::Orphan => None,
+        };
+        let is_directory = node.kind == FileType::Directory;
+        self.note_removed(parent, name, index)?;
         let leaving = quota_hooks::pending_removal(&top, &path)?;
-        let above = self.above(&top, &path)?;
-        self.counting_less(&top, &path, below.as_ref(), || match above {
-            UpperEntry::Object(_) | UpperEntry::Nothing if below.is_some() => {
-                top.put_whiteout(&path)
-            }
-            UpperEntry::Object(FileType::Directory) => self.remove_directory(&top, &path),
-            UpperEntry::Object(_) => top.tree.remove_file(&path),
-            UpperEntry::Nothing | UpperEntry::Whiteout => Err(Errno::NOENT),
+        counting_less(&top, counted, || match (is_below, is_directory) {
+            (true, _) => top.put_whiteout(&path),
+            (false, true) => self.remove_directory(&top, &path),
+            (false, false) => top.tree.remove_file(&path),
         })?;
         quota_hooks::left(&top, leaving.as_ref());
-        self.orphan(parent, name, attributes);
+        self.orphan(parent, name, Some(attributes));
         Ok(())
     }
 
-    /// Runs `change`, which removes the name `path` from its object, and decreases the shown link count. The count is
-    /// logged first, and again if the change fails.
-    pub(super) fn counting_less(
-        &self,
+    /// Whose link count changes when `path` of the top layer stops naming its object, or the one below it.
+    pub(super) fn counted(
         top: &Layer,
         path: &Path,
         below: Option<&Found>,
-        change: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let count: Box<dyn Fn(i32) -> Result<()> + '_> = match top.tree.stat(path) {
-            Ok(stat) => Box::new(move |less| top.hard_links().change_count(stat.stx_ino, -less)),
-            Err(Errno::NOENT) => match below.and_then(|below| below.inode) {
-                Some(origin) => Box::new(move |less| top.hard_links().hide(origin, less)),
-                None => return change(),
-            },
-            Err(error) => return Err(error),
-        };
-        count(1)?;
-        change().inspect_err(|_| {
-            let _ = count(-1); // the first error is the one to report
-        })
+    ) -> Result<Option<Counted>> {
+        match top.tree.stat(path) {
+            Ok(stat) => Ok(Some(Counted::Above(stat.stx_ino))),
+            Err(Errno::NOENT) => Ok(below.and_then(|below| below.inode).map(Counted::Below)),
+            Err(error) => Err(error),
+        }
     }
 
     /// Removes the upper directory, which shows no entries but may contain whiteouts.

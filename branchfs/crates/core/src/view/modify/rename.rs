@@ -7,6 +7,7 @@ use rustix::fs::{FileType, RenameFlags};
 use rustix::io::Errno;
 
 use super::UpperEntry;
+use super::remove::counting_less;
 use crate::layer::{Layer, WorkEntry};
 use crate::rooted_dir::Result;
 use crate::view::CopyData;
@@ -50,9 +51,8 @@ impl View {
         self.mark_moved(source, &top, &old, below_new.is_some())?;
         let leaving = quota_hooks::pending_removal(&top, &new)?;
         let kind = self.nodes.get(source)?.kind;
-        self.counting_less(&top, &new, below_new.as_ref(), || {
-            self.move_entry(&top, &old, &new, kind, below_old)
-        })?;
+        let counted = Self::counted(&top, &new, below_new.as_ref())?;
+        counting_less(&top, counted, || self.move_entry(&top, &old, &new, kind, below_old))?;
         quota_hooks::left(&top, leaving.as_ref());
         if let Some((_, attributes)) = target {
             self.orphan(to.0, to.1, Some(attributes));
