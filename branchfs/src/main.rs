@@ -351,6 +351,7 @@ fn run(command: Command) -> Result<()> {
                 name: name.clone(),
                 parent: Some(BranchRef::Name(parent)),
                 disk_limit: disk_limit.map(NonZeroU64::get),
+                lease: false,
             };
             let branch = client::request(&mountpoint, request)?;
             make_current(&mountpoint, &name)?;

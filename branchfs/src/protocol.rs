@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u64 = 1;
 
 /// Features in addition to those of the version.
-pub const FEATURES: [&str; 4] = ["disk_limit", "rebase", "drop_rest", "whole"];
+pub const FEATURES: [&str; 5] = ["disk_limit", "rebase", "drop_rest", "whole", "lease"];
 
 /// A request of one verb.
 pub trait Verb: Into<Request> {
@@ -113,6 +113,9 @@ pub struct Create {
     /// How many bytes the branch may add; more than zero.
     #[serde(default)]
     pub disk_limit: Option<u64>,
+    /// Writes the line `+ID NAME` to the descriptor of the request before the branch exists.
+    #[serde(default)]
+    pub lease: bool,
 }
 
 /// Commits a branch into its parent.

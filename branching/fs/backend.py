@@ -232,13 +232,17 @@ class Backend(Protocol):
             MountError: One of them is not supported.
         """
 
-    def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
+    def create(
+        self, name: str, parent: int, *, disk_limit: int | None = None, leases: int | None = None
+    ) -> BranchRecord:
         """Creates a branch of `parent`.
 
         Args:
             name: Name of the new branch.
             parent: Id of the parent.
             disk_limit: Maximum number of bytes that the branch may add.
+            leases: Descriptor of a file to which the line `+ID NAME` of the branch is added, before
+                the branch exists if the file system can do that.
 
         Raises:
             BranchStaleError: The parent is stale.

@@ -40,7 +40,7 @@ from branching.errors import (
     add_note,
 )
 from branching.fs.backend import MAIN_ID, Backend, BranchRecord, Change, Policy
-from branching.fs.branch_leases import end_lease, lease
+from branching.fs.branch_leases import creating, end_lease, lease
 from branching.fs.in_use import held, held_alone
 
 NAME_BYTES_MAX = 254
@@ -431,12 +431,18 @@ class Branch:
                 branch=self._name,
             )
         try:
-            with defer_sigint():
+            with (
+                defer_sigint(),
+                creating(self._backend) if self.is_leased else nullcontext() as new,
+            ):
                 self._record = self._backend.create(
-                    self._name, self._parent_id, disk_limit=self._disk_limit
+                    self._name,
+                    self._parent_id,
+                    disk_limit=self._disk_limit,
+                    leases=None if new is None else new.file,
                 )
-                if self.is_leased:
-                    self.lease()
+                if new is not None:
+                    new.record = self._record
         except KeyboardInterrupt:
             if self.is_open:
                 self.abort()

@@ -11,8 +11,10 @@ The next MCP server aborts the branches that a killed server left. The branches 
 a pattern (`lease`) are aborted by the next program that opens the workspace (`drop_leased`). A
 program that exits normally removes its leases.
 
-A line is written after its branch is created. A process that is killed in between leaves a branch
-without a lease; there is never a lease without a branch.
+The daemon writes the line of a new branch before the branch exists, to the file that the request
+has sent (`creating`). A process that is killed meanwhile leaves no branch without a lease. The
+daemon shares the lock until the branch exists, so nobody reads the file before. A loaded branch
+gets its line afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,6 +64,20 @@ class BranchLeases:
         """Removes a branch. It stays open after this process."""
         self._write(f"-{record.id} {record.name}\n")
 
+    def file(self) -> int:
+        """Returns the file's descriptor. The daemon adds lines to it."""
+        with self._lock:
+            for tries_left in reversed(range(_TRIES_MAX)):
+                if self._file is not None:
+                    break
+                try:
+                    self._path, self._file = self._made()
+                except FileNotFoundError:
+                    if not tries_left:
+                        raise
+            assert self._file is not None, "the last try has raised"
+            return self._file
+
     def close(self) -> None:
         """Removes all branches and the file."""
         if self._path is not None and self._file is not None:
@@ -76,17 +93,7 @@ class BranchLeases:
             self._path = self._file = None
 
     def _write(self, line: str) -> None:
-        with self._lock:
-            for tries_left in reversed(range(_TRIES_MAX)):
-                if self._file is not None:
-                    break
-                try:
-                    self._path, self._file = self._made()
-                except FileNotFoundError:
-                    if not tries_left:
-                        raise
-            assert self._file is not None, "the last try has raised"
-            os.write(self._file, line.encode())
+        os.write(self.file(), line.encode())
 
     def _made(self) -> tuple[Path, int]:
         name = f"{self._prefix}{os.urandom(4).hex()}"
@@ -113,17 +120,39 @@ class _Leases:
         self._is_registered = False
         self._claims: dict[Path, BranchLeases] = {}
         self._open: dict[Path, set[int]] = {}
+        self._creating: Counter[Path] = Counter()
 
     def add(self, backend: Backend, store: Path, record: BranchRecord) -> None:
         with self._lock:
-            if not self._is_registered:
-                # Exit handlers run in reverse order. The workspace registered its unmount before,
-                # so the leases are removed while it is still mounted.
-                atexit.register(self.close)
-                self._is_registered = True
-            leases = self._claims.setdefault(store, BranchLeases(backend, _LEASES))
-            leases.add(record)
+            self._of(backend, store).add(record)
             self._open.setdefault(store, set()).add(record.id)
+
+    def begin(self, backend: Backend, store: Path) -> int:
+        """Returns the file of leases, which stays open until `finish`."""
+        with self._lock:
+            file = self._of(backend, store).file()
+            self._creating[store] += 1
+            return file
+
+    def finish(self, store: Path, record: BranchRecord | None) -> None:
+        """Ends a `begin`, after which the branch exists, or was not created."""
+        with self._lock:
+            self._creating[store] -= 1
+            if record is not None:
+                self._open.setdefault(store, set()).add(record.id)
+            self._close_unused(store)
+
+    def _of(self, backend: Backend, store: Path) -> BranchLeases:
+        if not self._is_registered:
+            # Exit handlers run in reverse order. The workspace registered its unmount before, so
+            # the leases are removed while it is still mounted.
+            atexit.register(self.close)
+            self._is_registered = True
+        return self._claims.setdefault(store, BranchLeases(backend, _LEASES))
+
+    def _close_unused(self, store: Path) -> None:
+        if not self._open.get(store) and not self._creating[store] and store in self._claims:
+            self._claims.pop(store).close()
 
     def drop(self, store: Path, record: BranchRecord) -> None:
         with self._lock:
@@ -131,10 +160,10 @@ class _Leases:
             if record.id not in opened:
                 return
             opened.discard(record.id)
-            if opened:
+            if opened or self._creating[store]:
                 self._claims[store].drop(record)
             else:
-                self._claims.pop(store).close()
+                self._close_unused(store)
 
     def close(self) -> None:
         with self._lock:
@@ -148,6 +177,7 @@ class _Leases:
         while self._claims:
             self._claims.popitem()[1].abandon()
         self._open.clear()
+        self._creating.clear()
 
 
 _leases = _Leases()
@@ -163,6 +193,33 @@ def lease(backend: Backend, record: BranchRecord) -> None:
     if backend.store is not None:
         with suppress(OSError):
             _leases.add(backend, backend.store, record)
+
+
+class creating:  # noqa: N801
+    """Adds a lease for a branch that is created in the `with`, before the branch exists.
+
+        with creating(backend) as new:
+            new.record = backend.create("name", MAIN_ID, leases=new.file)
+
+    Without effect where `lease` is: `file` is None then.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self.file: int | None = None
+        self.record: BranchRecord | None = None
+
+    def __enter__(self) -> creating:
+        if self._backend.store is not None:
+            with suppress(OSError):
+                self.file = _leases.begin(self._backend, self._backend.store)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.file is not None:
+            assert self._backend.store is not None, "it has the file"
+            with suppress(OSError):
+                _leases.finish(self._backend.store, self.record)
 
 
 def end_lease(backend: Backend, record: BranchRecord) -> None:
@@ -187,7 +244,7 @@ def orphaned_branches(
         records: Its open branches, if the caller has listed them.
         prefix: Which kind of lease files to read.
     """
-    claimed = {claim for path in _files(space, prefix) for claim in _unlocked(path)}
+    claimed = {claim for path in _files(space, prefix) for claim in _unlocked(path) or ()}
     if not claimed:
         return []
     opened = space.branches() if records is None else records
@@ -201,7 +258,7 @@ def release(space: Workspace, record: BranchRecord) -> None:
         OSError: The file cannot be written.
     """
     for path in _files(space):
-        if (record.id, record.name) in _unlocked(path):
+        if (record.id, record.name) in (_unlocked(path) or ()):
             with _locked(path, os.O_WRONLY | os.O_APPEND) as file:
                 if file is not None:
                     os.write(file, f"-{record.id} {record.name}\n".encode())
@@ -216,8 +273,13 @@ def drop_orphaned(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]
         BranchingError: A branch could not be aborted. Its lease stays, so the next call tries
             again.
     """
+    # Read before the branches are listed: those whose file has no lock any more exist by now.
+    read = {
+        path: leases for path in _files(space, prefix) if (leases := _unlocked(path)) is not None
+    }
     opened = space.branches()
-    found = orphaned_branches(space, opened, prefix)
+    claimed = {claim for leases in read.values() for claim in leases}
+    found = [each for each in opened if (each.id, each.name) in claimed]
     gone = {record.id for record in found}
     others = [record.branch_path for record in opened if record.id not in gone]
     dropped = [
@@ -228,8 +290,7 @@ def drop_orphaned(space: Workspace, prefix: str = _CLAIMS) -> list[BranchRecord]
     for record in reversed(dropped):  # children are younger than their parents
         with suppress(BranchNotFoundError):  # aborted by another process
             space.reopen(record.name).abort()
-    for path in _files(space, prefix):
-        leases = _unlocked(path)
+    for path, leases in read.items():
         with _locked(path) as file:
             is_done = not any(
                 (each.id, each.name) in leases for each in found if each not in dropped
@@ -292,12 +353,12 @@ def _files(space: Workspace, prefix: str = _CLAIMS) -> list[Path]:
     return sorted(directory / name for name in names if name.startswith(prefix))
 
 
-def _unlocked(path: Path) -> set[tuple[int, str]]:
-    """Returns the leases in a file whose process has died; empty if the process is alive."""
+def _unlocked(path: Path) -> set[tuple[int, str]] | None:
+    """Returns the leases in a file whose process has died; None if the process is alive."""
     leases: set[tuple[int, str]] = set()
     with _locked(path) as file:
         if file is None:
-            return leases
+            return None
         text = os.read(file, os.fstat(file).st_size).decode("utf-8", "replace")
         for line in text.splitlines(keepends=True):
             number, _, name = line[1:].rstrip("\n").partition(" ")

@@ -8,7 +8,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -102,7 +102,9 @@ class BranchFS:
     def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
         """Has all of it."""
 
-    def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
+    def create(
+        self, name: str, parent: int, *, disk_limit: int | None = None, leases: int | None = None
+    ) -> BranchRecord:
         what = f"branch {name!r} was not made"
         fields: Fields = {"name": name, "parent": parent}
         if disk_limit is not None:
@@ -114,9 +116,20 @@ class BranchFS:
                     limit="disk",
                 )
             fields["disk_limit"] = disk_limit
+        is_leased_first = leases is not None and "lease" in self._features
+        fields |= {"lease": True} if is_leased_first else {}
         with _translated(MountError, what, self.root, branch=name):
-            made = self._control.request("create", fields, undo=self._drop_interrupted)
-        return _record(made)
+            made = self._control.request(
+                "create",
+                fields,
+                undo=self._drop_interrupted,
+                descriptor=leases if is_leased_first else None,
+            )
+        record = _record(made)
+        if leases is not None and not is_leased_first:  # the daemon is older than this library
+            with suppress(OSError):
+                os.write(leases, f"+{record.id} {name}\n".encode())
+        return record
 
     def commit(
         self,

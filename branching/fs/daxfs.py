@@ -116,7 +116,9 @@ class DaxFS:
             if is_needed:
                 _refuse(MountError, "nothing was started", missing)
 
-    def create(self, name: str, parent: int, *, disk_limit: int | None = None) -> BranchRecord:
+    def create(
+        self, name: str, parent: int, *, disk_limit: int | None = None, leases: int | None = None
+    ) -> BranchRecord:
         what = f"branch {name!r} was not made"
         if parent != MAIN_ID:
             _refuse(MountError, what, _NO_NESTED, branch=name)
@@ -136,6 +138,9 @@ class DaxFS:
                 raise BranchError(f"{what}: a branch with that name is open", branch=name)
             created = time.time_ns()
             point = self.store / str(created) / name
+            if leases is not None:
+                with suppress(OSError):
+                    os.write(leases, f"+{created} {name}\n".encode())
             try:
                 point.mkdir(parents=True)
                 options = {"branch": name, "parent": "main", "source": str(self.root)}

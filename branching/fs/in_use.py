@@ -98,20 +98,22 @@ def held_alone(backend: Backend, record: BranchRecord, what: str) -> Iterator[No
 
 
 def sweep(backend: Backend) -> None:
-    """Removes the lock files of processes that were killed."""
+    """Removes the lock files of processes that were killed, and their unfinished lease files."""
     directory = agents_directory(backend)
     names: list[str] = []
     with suppress(OSError):  # no lock was ever taken, or the store is another user's
         if directory is not None:
             here = open_directory(directory)
             try:
-                names = [name for name in os.listdir(here) if name.startswith(PREFIX)]  # noqa: PTH208
+                names = [name for name in os.listdir(here) if name.startswith((PREFIX, "."))]  # noqa: PTH208
             finally:
                 os.close(here)
     for name in names:
         assert directory is not None, "it was listed"
         with suppress(OSError):
             _release(directory / name, open_file(directory / name))
+    if directory is not None:
+        remove_agents_directory(directory)
 
 
 def _path(backend: Backend, record: BranchRecord) -> Path | None:

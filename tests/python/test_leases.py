@@ -15,6 +15,8 @@ from support.branchfs import find_program
 from support.command import branching
 
 from branching import Workspace
+from branching.fs.branchfs import read_control_path
+from branching.fs.control_client import ControlSocket, Fields, RequestRefused
 
 SECONDS_MAX = 60
 PROLOGUE = """
@@ -88,6 +90,59 @@ def test_what_a_killed_program_left_is_dropped_and_said_once(
     assert said.startswith("dropped the branches of a program that was killed: ")
     assert names(project) == ([], "")
     assert not (project / ".branching").exists()
+
+
+KILLED_BEFORE_THE_REPLY = """
+from branching.fs import branchfs
+def die(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+with space.branch("first", on_success=None):
+    pass
+with space.branch("outer") as outer:
+    branchfs._record = die
+    with outer.branch("inner"):
+        pass
+"""
+
+
+def test_a_branch_whose_creator_is_killed_before_it_hears_of_it_is_dropped(project: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROLOGUE + KILLED_BEFORE_THE_REPLY],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    found, said = names(project)
+    assert found == ["first"]
+    assert "outer" in said
+    assert "inner" in said
+
+
+def test_the_daemon_writes_a_lease_to_a_regular_file_only(project: Path, place: Path) -> None:
+    with Workspace.open(project) as space:
+        control = ControlSocket(read_control_path(space.root))
+
+        def create(name: str, descriptor: int | None) -> object:
+            fields: Fields = {"name": name, "lease": True}
+            return control.request("create", fields, descriptor=descriptor)["id"]
+
+        reader, writer = os.pipe()
+        for descriptor in (None, reader, writer):
+            with pytest.raises(RequestRefused) as refused:
+                create("b", descriptor)
+            assert refused.value.kind == "usage"
+        os.close(reader)
+        os.close(writer)
+        with (place / "leases").open("wb") as file:
+            one = create("b", file.fileno())
+            with pytest.raises(RequestRefused) as refused:
+                create("two\nlines", file.fileno())
+            assert refused.value.kind == "name"
+        assert (place / "leases").read_text() == f"+{one} b\n"
+        assert [each.name for each in space.branches()] == ["b"]
+        control.close()
 
 
 def test_a_program_that_opens_the_workspace_drops_it_too(project: Path) -> None:

@@ -6,6 +6,7 @@
 | mount helper | entering a mount table, detaching, attaching, hiding, killing, answering | system call |
 | init | waking up, waiting for those who have ended; none in a fork | system call |
 | caller | messages to the other processes, branches of BranchFS, then a commit | each third step |
+| | the same | system call (slow) |
 
 The system calls are those that others can notice (`support.system_calls`). Each process, but for the
 caller, is also killed before each step of the caller: there the other processes wait (`Killer`).
@@ -419,6 +420,65 @@ def test_a_caller_that_is_killed_at_any_step_leaves_no_process_and_a_whole_base(
     assert seen[0] == before
     assert seen[-1] == after
     assert len(seen) > 8
+
+
+TRACED_CALLER = """
+import sys
+sys.path[:0] = {path!r}
+from branching import Session, Workspace
+from test_session_crash import namespace
+
+with Session(Workspace({root!r})) as session:
+    print(namespace(session), flush=True)
+    sys.stdin.readline()
+    session.run("open('made', 'w').close()")
+    children = session.fork(2)
+    children[0].run("open('more', 'w').close()")
+    session.pick(children[0])
+    session.commit()
+"""
+CALLER_STEPS_MAX = 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_caller_that_is_killed_at_any_system_call_leaves_nothing_open(
+    workspace: Workspace,
+) -> None:
+    """No branch without a lease: the daemon writes the lease before the branch exists."""
+    before, after = [["seed.txt"], ["made", "more", "seed.txt"]]
+    assert workspace.store is not None
+    base, seen, passed = workspace.base, [], list[str]()
+    words = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+    code = TRACED_CALLER.format(path=words, root=str(workspace.root))
+    for at in range(CALLER_STEPS_MAX):
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as caller:
+            assert caller.stdout is not None
+            assert caller.stdin is not None
+            space = caller.stdout.readline().strip()
+            killer = KilledAtStep(caller.pid, at)
+            caller.stdin.write("go\n")
+            caller.stdin.close()
+            killer.join()
+        is_killed, passed = killer.is_killed, list(map(name_of, killer.passed))
+        until(lambda: not processes_in_namespace(space), "all are dead")  # noqa: B023
+        with Workspace(workspace.root) as opened:
+            assert opened.branches() == [], passed
+        assert not (workspace.store / "agents").exists(), passed
+        found = files(base)
+        assert found in (before, after), passed
+        seen.append(found)
+        if not is_killed:
+            break
+        for name in ("made", "more"):
+            (base / name).unlink(missing_ok=True)
+    assert not is_killed
+    assert seen[0] == before
+    assert seen[-1] == after
+    assert {"sendto", "sendmsg", "pidfd_send_signal"} <= set(passed), passed
+    assert at > 50
 
 
 def test_a_refused_fork_names_a_killed_interpreter(real_workspace: Workspace) -> None:

@@ -100,12 +100,21 @@ impl Handler<'_, '_> {
         Ok(Empty {})
     }
 
-    fn create(&self, request: protocol::Create) -> Result<Branch, Error> {
+    /// Creates a branch, with `lease` after its line was written to a file that the client sent.
+    fn create(&mut self, request: protocol::Create) -> Result<Branch, Error> {
         let parent = request.parent.unwrap_or(BranchRef::Id(MAIN_BRANCH));
         if request.disk_limit == Some(0) {
             return Err(Error::Usage("a disk limit must be more than zero".to_owned()));
         }
-        let created = self.workspace.create_limited(&request.name, &parent, request.disk_limit)?;
+        let protocol::Create { name, parent: _, disk_limit, lease } = request;
+        if !lease {
+            return Ok(self.branch(self.workspace.create_limited(&name, &parent, disk_limit)?));
+        }
+        let mut leases = File::from(self.connection.descriptor("to write the lease to")?);
+        if !leases.metadata().at("the file of leases")?.is_file() {
+            return Err(Error::Usage("a lease can be written to a regular file only".to_owned()));
+        }
+        let created = self.workspace.create_leased(&name, &parent, disk_limit, &mut leases)?;
         Ok(self.branch(created))
     }
 

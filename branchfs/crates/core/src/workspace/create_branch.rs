@@ -1,6 +1,8 @@
 //! Creating a branch: its record, its layer and its view.
 
 use std::ffi::OsStr;
+use std::io::Write;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::Branches;
@@ -20,7 +22,6 @@ const LAYERS_MAX: usize = 500;
 
 /// A layer with an unpacked archive that is not visible yet.
 pub(super) struct ImportedLayer {
-    pub(super) id: u64,
     pub(super) layer: Layer,
     pub(super) unpacked: Unpacked,
     /// Load the archive also if the parent differs from the state that it was made against.
@@ -46,7 +47,27 @@ impl Workspace {
         parent: &BranchRef,
         disk_limit: Option<u64>,
     ) -> Result<BranchInfo, Error> {
-        create_filled(self, name, parent, disk_limit, None)
+        create_filled(self, name, parent, disk_limit, self.store.next_number(), None)
+    }
+
+    /// Creates a branch, and before it exists writes the line `+ID NAME` to a file of leases: whoever is killed at any
+    /// step leaves no branch without a lease. A lease whose branch was not created stays in the file, and its number is
+    /// not used again.
+    ///
+    /// # Errors
+    /// As [`Self::create`], and `Io` if the line cannot be written. No branch is left behind then.
+    pub fn create_leased(
+        &self,
+        name: &str,
+        parent: &BranchRef,
+        disk_limit: Option<u64>,
+        leases: &mut impl Write,
+    ) -> Result<BranchInfo, Error> {
+        check_name(OsStr::new(name))?;
+        let id = self.store.next_number();
+        let line = format!("+{id} {name}\n");
+        leases.write_all(line.as_bytes()).at(Path::new("the file of leases"))?;
+        create_filled(self, name, parent, disk_limit, id, None)
     }
 }
 
@@ -57,6 +78,7 @@ pub(super) fn create_filled(
     name: &str,
     parent: &BranchRef,
     disk_limit: Option<u64>,
+    id: u64,
     filled: Option<ImportedLayer>,
 ) -> Result<BranchInfo, Error> {
     check_name(OsStr::new(name))?;
@@ -67,8 +89,8 @@ pub(super) fn create_filled(
         None => workspace.engine.admit_change().map(|()| None)?,
     };
     let held = workspace.table.hold(parent, |_, parent| may_be_forked(parent))?;
-    let created =
-        create_below(workspace, name, held.as_ref().map(|held| &held.branch), disk_limit, filled);
+    let above = held.as_ref().map(|held| &held.branch);
+    let created = create_below(workspace, name, above, disk_limit, id, filled);
     drop(held);
     if created.is_err() {
         workspace.table.thaw_idle(&workspace.table.lock());
@@ -81,13 +103,13 @@ fn create_below(
     name: &str,
     parent: Option<&Branch>,
     disk_limit: Option<u64>,
+    id: u64,
     filled: Option<ImportedLayer>,
 ) -> Result<BranchInfo, Error> {
     let (parent_id, parent_slot) =
         parent.map_or((MAIN_BRANCH, MAIN), |parent| (parent.record.id, parent.slot));
     refuse_too_many_layers(parent)?;
     let quota = Quota::of(disk_limit, parent.and_then(|parent| parent.quota.as_ref()));
-    let id = filled.as_ref().map_or_else(|| workspace.store.next_number(), |filled| filled.id);
     let path = workspace.store.layer_path(id);
     refuse_taken(&workspace.table.lock(), name)?;
     let frozen = workspace.table.freeze_for_fork(parent_slot)?;

@@ -51,8 +51,8 @@ impl Workspace {
             self.store.new_layer(id, true, &[Arc::clone(&self.store.base)]).and_then(|layer| {
                 let unpacked = archive::unpack(read, &layer, rights)?;
                 let has_record = unpacked.has_record();
-                let filled = ImportedLayer { id, layer, unpacked, force };
-                Ok((create_filled(self, name, parent, None, Some(filled))?, has_record))
+                let filled = ImportedLayer { layer, unpacked, force };
+                Ok((create_filled(self, name, parent, None, id, Some(filled))?, has_record))
             });
         made.inspect_err(|_| self.store.move_to_trash(&self.store.layer_path(id), "unmade"))
     }
