@@ -1,6 +1,7 @@
 //! Chooses the driver of a mount: the FUSE views alone, or the kernel's overlayfs mounted over them.
 
 mod covers;
+mod held_writers;
 mod overlay;
 mod proc_fds;
 

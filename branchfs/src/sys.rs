@@ -120,3 +120,85 @@ extern "C" fn log_fatal(
         }
     }
 }
+
+/// What a traced thread has come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TraceStop {
+    /// It is about to make this system call, by its number and the first three arguments.
+    Entry(i64, [u64; 3]),
+    /// A signal stops its whole process.
+    GroupStop,
+    /// Anything else; it continues with this signal, or 0.
+    Other(i32),
+    /// It has ended.
+    End,
+}
+
+const PTRACE_SYSCALL: libc::c_long = 24;
+const PTRACE_SEIZE: libc::c_long = 0x4206;
+const PTRACE_INTERRUPT: libc::c_long = 0x4207;
+const PTRACE_LISTEN: libc::c_long = 0x4208;
+const PTRACE_GET_SYSCALL_INFO: libc::c_long = 0x420e;
+
+fn ptrace(request: libc::c_long, thread: i32, address: usize, data: usize) -> io::Result<()> {
+    // SAFETY: the requests of this file take numbers, but for PTRACE_GET_SYSCALL_INFO, whose caller gives size and address of
+    // a buffer that outlives the call.
+    let result = unsafe { libc::syscall(libc::SYS_ptrace, request, thread, address, data) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Traces a thread, and the threads and processes that it starts, for as long as the calling thread lives: when that
+/// ends, however it does, the kernel lets all go on. The thread stops at its next system call.
+pub(crate) fn trace(thread: i32) -> io::Result<()> {
+    // TRACESYSGOOD, TRACEFORK, TRACEVFORK and TRACECLONE: of the first, a stop at a system call is never taken for a signal.
+    const OPTIONS: usize = 1 | 1 << 1 | 1 << 2 | 1 << 3;
+    ptrace(PTRACE_SEIZE, thread, 0, OPTIONS)?;
+    ptrace(PTRACE_INTERRUPT, thread, 0, 0)
+}
+
+/// Lets a traced thread run to its next stop.
+pub(crate) fn resume_traced(thread: i32, signal: i32) -> io::Result<()> {
+    ptrace(PTRACE_SYSCALL, thread, 0, usize::try_from(signal).unwrap_or(0))
+}
+
+/// Leaves a traced thread in the stop of its whole process.
+pub(crate) fn listen_to_traced(thread: i32) -> io::Result<()> {
+    ptrace(PTRACE_LISTEN, thread, 0, 0)
+}
+
+/// The next stop of a thread that the calling thread traces, if there is one now.
+pub(crate) fn next_trace_stop() -> Option<(i32, TraceStop)> {
+    const EVENT_STOP: i32 = 128;
+    const AT_SYSTEM_CALL: i32 = libc::SIGTRAP | 0x80;
+    let mut status = 0;
+    let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
+    // SAFETY: the kernel writes the status, which outlives the call. Without WNOTHREAD it might be that of a child that
+    // another thread waits for.
+    let thread = unsafe { libc::waitpid(-1, &raw mut status, flags) };
+    if thread <= 0 {
+        return None;
+    }
+    if !libc::WIFSTOPPED(status) {
+        return Some((thread, TraceStop::End));
+    }
+    let stop = match (status >> 16, libc::WSTOPSIG(status)) {
+        (EVENT_STOP, libc::SIGSTOP | libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) => {
+            TraceStop::GroupStop
+        }
+        (0, AT_SYSTEM_CALL) => entered_call(thread).unwrap_or(TraceStop::Other(0)),
+        (0, signal) => TraceStop::Other(signal),
+        _ => TraceStop::Other(0),
+    };
+    Some((thread, stop))
+}
+
+/// The system call that a thread stops before; `None` after one.
+fn entered_call(thread: i32) -> Option<TraceStop> {
+    const ENTRY: u8 = 1;
+    // `struct ptrace_syscall_info`: `op` is the first byte, the number of the call follows after 24 bytes, then six arguments.
+    let mut info = [0_u64; 16];
+    ptrace(PTRACE_GET_SYSCALL_INFO, thread, size_of_val(&info), info.as_mut_ptr() as usize).ok()?;
+    let number = i64::try_from(info[3]).ok()?;
+    (info[0].to_ne_bytes()[0] == ENTRY)
+        .then_some(TraceStop::Entry(number, [info[4], info[5], info[6]]))
+}

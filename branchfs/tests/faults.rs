@@ -4,7 +4,8 @@
 //! A run without a fault is traced first, which gives the calls of the verb: the name of a call, and how often one thread
 //! makes it. In each further run one of them fails (`strace --inject`): the call of that number in each thread, of all
 //! threads of the daemon. An ordinary run takes an evenly spread sample, always the same one; `BRANCHFS_SOAK` takes every
-//! call, with every error, or as many as it can in `BRANCHFS_SOAK_SECONDS` for each verb. A failure prints the value of `BRANCHFS_FAULT` with which the test repeats that one run.
+//! call, with every error, or as many as it can in `BRANCHFS_SOAK_SECONDS` for each verb, after the `BRANCHFS_SOAK_SKIP` first
+//! ones. A failure prints the value of `BRANCHFS_FAULT` with which the test repeats that one run.
 //!
 //! The sweep in `src/workspace/fault_tests.rs` is faster and counts the calls of all threads together, but has no
 //! mount: the overlay driver, the kernel's overlayfs, and the daemon's other threads have part only here.
@@ -664,7 +665,7 @@ fn sweep(verb: Verb) {
     let faults = faults(verb, calls);
     let deadline = common::soak_deadline();
     let (mut count, mut hits, mut failures) = (0, 0, Vec::new());
-    for (call, error) in &faults {
+    for (call, error) in faults.iter().skip(common::soak_skip()) {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             break;
         }

@@ -66,7 +66,12 @@ fn check<S: Strategy>(cases: usize, strategy: S, test: impl Fn(S::Value)) {
         TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let deadline = common::soak_deadline();
     let (count, is_failing) = (Cell::new(0), Cell::new(false));
+    let left_out = Cell::new(common::soak_skip());
     let outcome = runner.run(&strategy, |case| {
+        if left_out.get() > 0 {
+            left_out.set(left_out.get() - 1);
+            return Ok(());
+        }
         if !is_failing.get() && deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Ok(());
         }

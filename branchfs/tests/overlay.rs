@@ -407,6 +407,128 @@ fn a_commit_beside_writers_inside_the_branch_succeeds_with_all_that_was_written(
     }
 }
 
+/// A program that makes one file after the other under new names by paths relative to a directory, in `count` processes,
+/// and prints the name of each that it could write and close. It ends when `end` exists, or its directory is gone.
+const MAKE_NEW_FILES: &str = r#"
+for process in $(seq "$3"); do (
+    cd "$1" || exit 1
+    number=0
+    while [ ! -e "$2" ]; do
+        number=$((number + 1))
+        { echo "$number" > "new-$process-$number"; } 2>> "$2-errors-$process" && echo "new-$process-$number"
+    done > "$2-names-$process"
+) & done
+wait
+"#;
+
+/// Runs a verb on a branch beside processes that make new files in it, which no cover of a path or of a file can stop.
+/// `words` of a command are put before theirs. Returns the mount and the names that they could write.
+fn run_beside_makers(words: &[&str], count: usize, verb: &[&str]) -> (Mount, Vec<String>) {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let end = mount.directory.path().join("end");
+    let mut command = words.iter().copied().chain(["sh", "-c", MAKE_NEW_FILES, "sh"]);
+    let mut program = Command::new(command.next().unwrap());
+    let mut makers =
+        program.args(command).arg(&branch).arg(&end).arg(count.to_string()).spawn().unwrap();
+    common::wait_until("all make files", || {
+        (1..=count).all(|process| branch.join(format!("new-{process}-2")).exists())
+    });
+    let output = mount.run(verb, &[]);
+    fs::write(&end, "").unwrap();
+    assert!(makers.wait().unwrap().success());
+    succeed(&output);
+    let errors = (1..=count).map(|process| end.with_file_name(format!("end-errors-{process}")));
+    let errors: String = errors.map(|path| fs::read_to_string(path).unwrap()).collect();
+    let is_expected =
+        |line: &str| line.contains("Read-only file system") || line.contains("Stale file handle");
+    assert!(errors.lines().all(is_expected), "{errors}");
+    let names = (1..=count).map(|process| end.with_file_name(format!("end-names-{process}")));
+    let names: String = names.map(|path| fs::read_to_string(path).unwrap()).collect();
+    (mount, names.lines().map(str::to_owned).collect())
+}
+
+/// All that was made is in `directory`, and nothing else that has a name of theirs.
+fn assert_made(directory: &Path, names: &[String]) {
+    assert!(!names.is_empty());
+    for name in names {
+        let number = name.rsplit('-').next().unwrap();
+        let found = fs::read_to_string(directory.join(name))
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(found, format!("{number}\n"), "{name}");
+    }
+    assert_eq!(
+        fs::read_dir(directory)
+            .unwrap()
+            .filter(|entry| {
+                entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("new-")
+            })
+            .count(),
+        names.len()
+    );
+}
+
+#[test]
+fn a_commit_beside_programs_that_make_new_files_inside_succeeds_with_all_of_them() {
+    for count in [1, 4, 16] {
+        let (mount, names) = run_beside_makers(&[], count, &["commit", "branch"]);
+        assert_made(&mount.base(), &names);
+    }
+}
+
+#[test]
+fn a_commit_beside_programs_in_another_mount_namespace_succeeds_with_all_that_they_made() {
+    for count in [1, 16] {
+        let words = ["unshare", "--mount", "--propagation", "private"];
+        let (mount, names) = run_beside_makers(&words, count, &["commit", "branch"]);
+        assert_made(&mount.base(), &names);
+    }
+}
+
+#[test]
+fn a_fork_beside_programs_that_make_new_files_inside_succeeds_with_all_of_them() {
+    let verb = ["create", "--parent", "branch", "child"];
+    let (mount, names) = run_beside_makers(&[], 16, &verb);
+    assert_made(&mount.branch("child"), &names);
+}
+
+/// A file that stays open lets the commit wait until it is refused. The daemon is killed while it holds a program that makes
+/// new files; another program that was stopped before stays stopped until it is continued.
+#[test]
+fn programs_that_a_commit_holds_continue_when_the_daemon_is_killed() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    let held = fs::File::create(branch.join("held")).unwrap();
+    let end = mount.directory.path().join("end");
+    let start = |script: &str| {
+        let mut command = Command::new("sh");
+        command.current_dir(&branch).args(["-c", script, "sh"]).arg(&branch).arg(&end).arg("1");
+        command.spawn().unwrap()
+    };
+    let (mut makers, mut stopped) = (start(MAKE_NEW_FILES), start("kill -STOP $$; exit 7"));
+    let process = format!("/proc/{}/status", stopped.id());
+    let state = || fs::read_to_string(&process).unwrap();
+    let has = |line: &str| state().lines().any(|found| found.starts_with(line));
+    common::wait_until("it is stopped", || has("State:\tT"));
+    std::thread::scope(|scope| {
+        let commit = scope.spawn(|| mount.run(&["commit", "branch"], &[]));
+        common::wait_until("it is traced", || {
+            assert!(!commit.is_finished(), "the commit has not traced it: {}", state());
+            !has("TracerPid:\t0")
+        });
+        mount.kill_alone();
+        assert!(!commit.join().unwrap().status.success());
+    });
+    assert!(has("TracerPid:\t0"), "{}", state());
+    assert!(has("State:\tT"), "{}", state());
+    fs::write(&end, "").unwrap();
+    assert!(makers.wait().unwrap().success());
+    shell(Path::new("/"), &format!("kill -CONT {}", stopped.id()));
+    assert_eq!(stopped.wait().unwrap().code(), Some(7));
+    drop(held);
+    mount.mount();
+}
+
 /// How many mounts are over a branch.
 fn depth(mount: &Mount, name: &str) -> usize {
     covers(mount).iter().filter(|(covered, _)| covered == name).count()

@@ -209,7 +209,8 @@ fn check_store(disk: &Disk, when: &str) {
 /// Few cuts in every run, many with `BRANCHFS_SOAK`; a cut is repeated by its seed in a recording that is much the same.
 fn check(is_with_syncs: bool) {
     let deadline = common::soak_deadline();
-    for recording in 1..=rounds(1, 20) as u64 {
+    let recordings = common::soak_skip() as u64 + 1..=rounds(1, 20) as u64;
+    for recording in recordings {
         for (number, file_system) in FILE_SYSTEMS.into_iter().enumerate() {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return println!("the soak ends in recording {recording}");

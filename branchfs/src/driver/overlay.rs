@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::covers::Covers;
+use super::held_writers::HeldWriters;
 use super::proc_fds;
 use branchfs_core::driver::Driver;
 use branchfs_core::error::{Context, Error};
@@ -42,11 +43,15 @@ const COVER_AFTER: Duration = Duration::from_millis(100);
 /// How long they wait before files that are written are covered one by one.
 const COVER_FILES_AFTER: Duration = Duration::from_millis(200);
 
-/// How long they wait after a file was covered: those that are open drain, and the next search may find another one.
-const COVERED_WAIT_MAX: Duration = Duration::from_millis(500);
+/// How long they wait before processes that write in the branch nevertheless are held.
+const HOLD_AFTER: Duration = Duration::from_millis(400);
 
-/// How long they wait in all where files are covered one after the other.
-const COVERING_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long they wait after a file was covered, or a process held: those that are open drain, and the next search may find
+/// another one.
+const PROGRESS_WAIT_MAX: Duration = Duration::from_millis(500);
+
+/// How long they wait in all where files are covered, and processes held, one after the other.
+const WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The longest pause between two attempts to stop all writing.
 ///
@@ -129,7 +134,8 @@ impl Overlay {
     /// Attempts to stop all writing, `false` if none has succeeded.
     ///
     /// The kernel stops it only in an instant in which no file is open for writing, and the more programs open and close
-    /// files all the time, the rarer such an instant is. So after a while read-only mounts cover the branch and files that are written.
+    /// files all the time, the rarer such an instant is. So after a while read-only mounts cover the branch and files that are
+    /// written, and after another while the processes that are still writing are held.
     fn freeze_patiently(
         &self,
         branch: BranchId,
@@ -141,7 +147,7 @@ impl Overlay {
         let _covers = self.covers.read().unwrap_or_else(PoisonError::into_inner);
         let start = Instant::now();
         let mut deadline = start + WRITERS_WAIT_MAX;
-        let mut covers = None;
+        let (mut covers, mut held) = (None, None);
         let mut rounds = 0;
         loop {
             match self.try_freeze(branch, mount, &base, completion) {
@@ -156,9 +162,15 @@ impl Overlay {
                         covers = Some(Covers::new(&self.directory(name))?);
                     }
                     let covers = covers.as_mut().filter(|_| start.elapsed() >= COVER_FILES_AFTER);
-                    if covers.is_some_and(|covers| covers.cover_written(&self.layer(branch))) {
-                        let later = (Instant::now() + COVERED_WAIT_MAX).max(deadline);
-                        deadline = later.min(start + COVERING_WAIT_MAX);
+                    let has_covered =
+                        covers.is_some_and(|covers| covers.cover_written(&self.layer(branch)));
+                    if start.elapsed() >= HOLD_AFTER && held.is_none() {
+                        held = Some(HeldWriters::hold(mount.root()).at(self.layer(branch))?);
+                    }
+                    let has_held = held.as_ref().is_some_and(HeldWriters::has_held_more);
+                    if has_covered || has_held {
+                        let later = (Instant::now() + PROGRESS_WAIT_MAX).max(deadline);
+                        deadline = later.min(start + WAIT_MAX);
                     }
                     thread::sleep(Duration::from_nanos(fastrand::u64(..=ATTEMPT_PAUSE_MAX_NANOS)));
                 }

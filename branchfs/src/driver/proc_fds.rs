@@ -1,6 +1,7 @@
 //! Finds what keeps a file system from becoming read-only: files that are open for writing, deleted files that are
 //! still open, and the processes that have them open.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -42,6 +43,36 @@ pub(crate) fn blocking(root: BorrowedFd<'_>) -> Vec<Open> {
         }
     }
     found
+}
+
+/// The threads of other processes that have something open on the file system of `root`, or their working directory
+/// there. `namespaces` are the other mount namespaces in which such a process was found, now or before: of these, all
+/// threads.
+pub(crate) fn threads_inside(root: BorrowedFd<'_>, namespaces: &mut HashSet<PathBuf>) -> Vec<i32> {
+    let namespace_of = |process: &Path| fs::read_link(process.join("ns/mnt")).ok();
+    let own = std::process::id().to_string();
+    let Some(device) = device_of(root) else { return Vec::new() };
+    let own_namespace = namespace_of(Path::new("/proc/self"));
+    let is_there = |link: PathBuf| status_on(device, &link).is_some();
+    let processes: Vec<PathBuf> = processes().filter(|process| !process.ends_with(&own)).collect();
+    let mut inside = Vec::new();
+    for process in &processes {
+        if ["cwd", "root"].iter().any(|link| is_there(process.join(link)))
+            || entries(&process.join("fd")).into_iter().any(is_there)
+        {
+            namespaces.extend(
+                namespace_of(process).filter(|found| Some(found) != own_namespace.as_ref()),
+            );
+            inside.push(process);
+        }
+    }
+    let beside = processes.iter().filter(|process| {
+        !namespaces.is_empty()
+            && namespace_of(process).is_some_and(|found| namespaces.contains(&found))
+    });
+    inside.extend(beside);
+    let tasks = inside.into_iter().flat_map(|process| entries(&process.join("task")));
+    tasks.filter_map(|task| task.file_name()?.to_str()?.parse().ok()).collect()
 }
 
 /// Deleted files below `root` that any process has mapped.

@@ -299,6 +299,12 @@ pub fn soak_deadline() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(seconds))
 }
 
+/// How many rounds of each test a soak leaves out at first (`BRANCHFS_SOAK_SKIP`): those of an earlier soak that ended
+/// early.
+pub fn soak_skip() -> usize {
+    std::env::var("BRANCHFS_SOAK_SKIP").map_or(0, |count| count.parse().unwrap())
+}
+
 /// For a condition that never comes true; a loaded machine may need many times as long as an idle one.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
