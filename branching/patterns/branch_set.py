@@ -54,6 +54,8 @@ class BranchSet:
         self._controller = RunController.current()
         self._branches: list[Branch] = []  # children come after their parents
         self._kept: set[Branch] = set()
+        self._announced: set[Branch] = set()
+        """Branches whose changes were reported before a commit made them stale."""
         self.between: Branch | None = None
         """The intermediate branch; None if there is none or it is not created yet."""
 
@@ -104,6 +106,7 @@ class BranchSet:
         paths and `drop_rest` is not set.
         """
         self.drop_below(branch)
+        self._announce_losers(branch)
         self._before_end(branch)
         try:
             is_any_first = self._policy == "snapshot"
@@ -145,8 +148,23 @@ class BranchSet:
     def drop(self, branch: Branch) -> None:
         """Aborts the branch now, unless it has ended or is to be kept."""
         if branch.is_open and not self._is_kept(branch):
-            self._before_end(branch)
+            if branch not in self._announced:
+                self._before_end(branch)
             branch.abort()
+
+    def _announce_losers(self, winner: Branch) -> None:
+        """Reports the branches that the commit of `winner` makes stale while they still show their
+        own base. Afterwards their parent shows the winner's changes, and a patch of a loser would
+        revert them.
+        """
+        if self._policy not in (None, "first-winner"):
+            return  # they keep their snapshot
+        for other in self._branches:
+            is_above = winner.branch_path.startswith(f"{other.branch_path}/")
+            if other is winner or is_above or not other.is_open or self._is_kept(other):
+                continue
+            self._before_end(other)
+            self._announced.add(other)
 
     def _before_end(self, branch: Branch) -> None:
         if self._controller is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -40,6 +41,23 @@ def test_the_patch_of_a_loser_and_of_the_winner_can_be_applied(
         subprocess.run(["git", "apply", "-"], input=patch.out, text=True, cwd=copy, check=True)
         assert (copy / NAME_FROM).read_text() == f"{before}{line}\n"
     assert (tmp_path / "loser" / "a name").read_text() == "new\n"
+
+
+def test_the_patch_of_a_loser_that_the_win_cancels_is_against_its_own_base(
+    real: Mounted, tmp_path: Path
+) -> None:
+    before = (real.base / NAME_FROM).read_text()
+    pipe = tmp_path / "ready"
+    os.mkfifo(pipe)
+    loser = f"echo loser >> {NAME_FROM}; echo >> {pipe}; sleep 60"
+    winner = f"read line < {pipe}; echo winner >> {NAME_FROM}"
+    done = branching(real.root, "speculate", "--quiet", "-c", loser, "-c", winner)
+    assert done.code == 0, done.err
+    patch = branching(real.root, "log", entry_of(real, "echo loser"), "--patch")
+    assert patch.code == 0, patch.err
+    (tmp_path / NAME_FROM).write_text(before)
+    subprocess.run(["git", "apply", "-"], input=patch.out, text=True, cwd=tmp_path, check=True)
+    assert (tmp_path / NAME_FROM).read_text() == f"{before}loser\n"
 
 
 def test_a_candidate_that_changed_nothing_has_no_patch(real: Mounted) -> None:
