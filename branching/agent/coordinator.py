@@ -16,6 +16,7 @@ import asyncio
 import os
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -61,7 +62,7 @@ from branching.agent.types import (
     MergeResult,
     MergeStrategy,
 )
-from branching.errors import BranchingError, add_note
+from branching.errors import BranchingError, ConflictError, add_note
 from branching.fs import Branch, Workspace
 
 CANCELLATIONS_MAX = 5
@@ -234,9 +235,12 @@ class ForkCoordinator(ForkRuns, Resolver):
             if is_automatic and (winner.branch is None or session.override is not None):
                 self._overridable = session
             try:
-                return await self._merged(winner, history, report)
+                merged = await self._merged(winner, history, report)
             finally:
                 await session.finish()
+        if not is_automatic:  # which can be overridden until the run ends
+            await self.land()
+        return merged
 
     async def override(self, branch_id: str) -> MergeResult:
         """Reverts the last automatic merge and merges another branch of the same fork instead.
@@ -299,7 +303,8 @@ class ForkCoordinator(ForkRuns, Resolver):
             await session.quiet()
             await session.land_parent(options or MergeOptions())
             await session.finish()
-            return list(session.fork.branches)
+        await self.land()
+        return list(session.fork.branches)
 
     def nested(self, branch_id: str, *, runner: RunnerFactory, **options: Any) -> ForkCoordinator:
         """Returns the coordinator for forks that this branch's run makes itself; they are merged
@@ -348,6 +353,8 @@ class ForkCoordinator(ForkRuns, Resolver):
         if place is None and state.workspace is not None:
             place = await run_in_thread(lambda: place_of(state))
         made = cls(runner=runner, place=place, store=store, depth=state.depth, **options)
+        if made._place is not None and state.parent is not None:
+            await run_in_thread(partial(made._place.return_to, state.parent))
         ledger = Ledger(aggregate_budget or state.budget, unknown_price=made._unknown_price)
         fork = await run_in_thread(
             lambda: take_up(state, ledger, made.codec, made._place, made.parent_deps)
@@ -451,9 +458,46 @@ class ForkCoordinator(ForkRuns, Resolver):
         """Ends it all: an open fork is aborted. May be called again."""
         if not self.is_resolved:
             await self.abort_fork()
+        await self.land()
         if self.store.home is None:
             self._forget_override()
         self._release()
+
+    def writable_path(self) -> Path | None:
+        """Returns `parent_path` for a use of the files, and makes it writable. Blocks briefly.
+
+        The place is read-only while others have open branches of it. The parent then works in a
+        branch of its own, `agent-run-...`, which `land` commits. A conflict with changes of others
+        is a warning that names paths and branch.
+
+        Raises:
+            BranchingError: The branches cannot be listed, or the branch cannot be created.
+        """
+        # While a fork is made or merged, the open branches are its own.
+        if self._place is not None and self.is_resolved and not self._lock.locked():
+            _warn(self._place.make_writable())
+        return self.parent_path
+
+    async def land(self) -> None:
+        """Commits what the parent did in a branch of its own; see `writable_path`.
+
+        Called at the end of a parent's run, when nothing of it runs any more. Does nothing while a
+        fork is open. If the commit is refused, a warning says so, and the branch is kept.
+        """
+        async with self._lock:
+            place = self._place
+            if place is None or not place.is_beside or not self.is_resolved:
+                return
+            if self.store.home is None:
+                self._forget_override()
+            try:
+                _warn(await run_in_thread(place.land))
+            except BranchingError as error:
+                warnings.warn(
+                    f"the agent's changes are not committed: {error.message}; they are in branch "
+                    f"{place.name}",
+                    stacklevel=2,
+                )
 
     # Helpers.
 
@@ -527,6 +571,11 @@ class ForkCoordinator(ForkRuns, Resolver):
 
     def _lineage(self) -> str:
         return os.environ.get(FORK_VARIABLE, "") if self._outer is None else self._outer.lineage
+
+
+def _warn(conflicts: Sequence[ConflictError]) -> None:
+    for conflict in conflicts:
+        warnings.warn(f"{conflict.message}; {conflict.hint}", stacklevel=3)
 
 
 def _winning_history(winner: BranchRuntime) -> History:

@@ -269,7 +269,7 @@ class LiveFork(ABC):
         )
         self.coordinator = coordinator
         """The coordinator of the parent's forks, for all that the tools do not offer."""
-        files = RunFiles(lambda: coordinator.parent_path, seen_at=self._seen_at)
+        files = RunFiles(coordinator.writable_path, seen_at=self._seen_at)
         self.parent = ForkingRun(self, lambda: coordinator, files)
 
     @abstractmethod
@@ -315,6 +315,7 @@ class LiveFork(ABC):
             await self.coordinator.aclose()
         finally:
             await self.parent.files.close()
+            await self.coordinator.land()
 
     async def __aenter__(self) -> Self:
         return self
@@ -329,6 +330,7 @@ class LiveFork(ABC):
             await self.coordinator.__aexit__(kind, error, traceback)
         finally:
             await self.parent.files.close()
+            await self.coordinator.land()
 
     def _alone(self, tool: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @wraps(tool)

@@ -1,10 +1,18 @@
 """Where a parent works: main, or a branch, as something that can be forked, marked and restored.
 
+A directory with open branches is read-only. While others have branches open, the parent therefore
+works in a branch of its own, which `land` commits:
+
+    place                    main, or the branch that the coordinator was given
+    ├── x                    a branch of somebody else
+    └── agent-run-1a2b3c4d   where the parent works, until `land`
+
 All of it blocks; the coordinator calls it in a thread.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,13 +20,21 @@ from tempfile import TemporaryFile
 
 from branching.agent.checkpoint import TreeMark
 from branching.agent.copy_paths import TreeCopier
-from branching.errors import BranchError, BranchingError, BranchNotFoundError, CommitError
+from branching.errors import (
+    BranchError,
+    BranchingError,
+    BranchNotFoundError,
+    CommitError,
+    ConflictError,
+)
 from branching.fs import Branch, Change, Workspace
-from branching.fs.backend import Policy
+from branching.fs.backend import MAIN_ID, Policy
 
 COARSE_CLOCK = 5
 """CLOCK_REALTIME_COARSE: what file systems stamp changes with. It ticks every few milliseconds."""
 _TICK_SECONDS = 0.001
+OWN_BRANCH = "agent-run-"
+"""How the names of branches begin in which a parent works beside those of others."""
 HISTORY_COMMITS = 10
 """So many commits can be undone, unless the mount says otherwise."""
 
@@ -35,6 +51,8 @@ class ParentWorkspace:
             self.branch = place
         elif place.branch_path != "/main":
             self.branch = place.reopen(place.branch_path.rpartition("/")[2])
+        self._given = (self.workspace, self.branch)
+        self._own: Branch | None = None
 
     @property
     def path(self) -> Path:
@@ -51,7 +69,82 @@ class ParentWorkspace:
 
     def close(self) -> None:
         if self._is_ours:
+            self._given[0].close()
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether the parent works in a branch of its own."""
+        return self._own is not None
+
+    def make_writable(self) -> list[ConflictError]:
+        """Moves into a branch of its own if others have open branches of the place.
+
+        If another commit made that branch stale, it is landed and another one is created.
+
+        Returns:
+            Conflicts that kept it from landing; see `land`.
+
+        Raises:
+            BranchingError: The branches cannot be listed, or the branch cannot be created.
+        """
+        workspace, branch = self._given
+        records = workspace.branches()
+        conflicts = []
+        if self._own is not None:
+            name = self._own.name
+            if any(each.name == name and each.state == "live" for each in records):
+                return []
+            if any(each.name == name for each in records):
+                conflicts = self.land()
+            else:
+                self._work_in(None)  # somebody has committed or aborted it
+            records = workspace.branches()
+        place = MAIN_ID
+        if branch is not None:
+            place = next((each.id for each in records if each.name == branch.name), MAIN_ID)
+        if any(each.parent == place and each.state == "live" for each in records):
+            self._work_in(self._create(f"{OWN_BRANCH}{secrets.token_hex(4)}"))
+        return conflicts
+
+    def return_to(self, name: str) -> None:
+        """Works in the branch of that name again, which a dead process had for itself."""
+        if name.startswith(OWN_BRANCH) and self.branch is None:
+            self._work_in(self._given[0].reopen(name))
+
+    def land(self) -> list[ConflictError]:
+        """Commits the branch of its own, if there is one, and works in the place again.
+
+        Other branches stay live. A stale branch is rebased.
+
+        Returns:
+            The conflict with changes of others, if there is one: then nothing was committed, and
+            the branch stays open under its name.
+
+        Raises:
+            BranchingError: The commit was refused for another reason. The parent works on in it.
+        """
+        own = self._own
+        if own is None:
+            return []
+        try:
+            own.commit(policy=self.policy, rebase=True)
+        except ConflictError as error:
+            self._work_in(None)
+            return [_kept(own, error)]
+        self._work_in(None)
+        return []
+
+    def _create(self, name: str) -> Branch:
+        workspace = self._given[0]
+        return workspace.branch(name, None, None).__enter__()
+
+    def _work_in(self, own: Branch | None) -> None:
+        if self._own is not None:
             self.workspace.close()
+        self._own = own
+        self.workspace, self.branch = self._given
+        if own is not None:
+            self.workspace, self.branch = Workspace(own.path), own
 
     def create(self, name: str) -> Branch:
         """Creates a child branch that only we end. Raises MountError if that fails."""
@@ -170,6 +263,18 @@ class ParentWorkspace:
                 earlier.abort()
         finally:
             outer.close()
+
+
+def _kept(own: Branch, error: ConflictError) -> ConflictError:
+    paths = ", ".join(error.paths) or "the same files"
+    return ConflictError(
+        f"the agent's changes were not committed, because others changed {paths} meanwhile: they "
+        f"are kept in branch {own.name}",
+        hint=f"branching diff {own.name} shows them; commit it with --rebase and --force (its "
+        "version) or --skip (the others')",
+        paths=error.paths,
+        branch=own.name,
+    )
 
 
 def _paths(changes: Sequence[Change]) -> set[str]:

@@ -55,6 +55,8 @@ class ForkView:
         """The parent's present directory; None without files.
 
         It changes at each fork and merge: while a fork is open, the parent works in its own branch.
+        So it does while others have open branches, from its first use of the files to the end of
+        the run; see `writable_path`.
         """
         if self._fork is not None and not self.is_resolved and self._fork.files is not None:
             return self._fork.files.parent.path

@@ -12,7 +12,7 @@ from branching.agent.branch_runtime import FORK_VARIABLE, BranchRuntime
 from branching.agent.budget import Ledger
 from branching.agent.fork import Fork
 from branching.agent.fork_state import ForkState, KeptBranch
-from branching.agent.parent_workspace import ParentWorkspace
+from branching.agent.parent_workspace import OWN_BRANCH, ParentWorkspace
 from branching.agent.process_cleanup import kill_marked
 from branching.agent.protocols import ConversationCodec
 from branching.fs import Branch, Workspace
@@ -64,7 +64,9 @@ def take_up(
 def place_of(state: ForkState) -> Workspace | Branch:
     """Opens the forked workspace or branch. Raises MountError or BranchNotFoundError."""
     workspace = Workspace(state.workspace or "")
-    return workspace if state.parent is None else workspace.reopen(state.parent)
+    if state.parent is None or state.parent.startswith(OWN_BRANCH):
+        return workspace  # the coordinator works in that branch until it lands it
+    return workspace.reopen(state.parent)
 
 
 def _restore(branch: BranchRuntime, kept: KeptBranch, codec: ConversationCodec) -> None:

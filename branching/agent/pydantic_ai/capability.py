@@ -9,6 +9,9 @@ Each run of the agent gets a coordinator of its own, made when it forks. What ha
     merge_or_select  the winner's files land where the parent works, and its conversation takes the
                      place of the parent's, at the parent's next request: `result.all_messages()`
                      is the winner's history with what came after the merge
+    open branches    of others, or of another process, make the directory read-only: the run then
+                     works in a branch of its own, which is committed at its end. Conflicts with
+                     changes of others are a warning, and the branch is kept
     end of the run   a fork that is still open stays, with its branches; the next run of the
                      conversation finds it, and so does `coordinator_of(deps)`. A run of another
                      conversation finds it too, works beside it, and can end it: it then gets the
@@ -168,7 +171,7 @@ class LiveForkCapability(AbstractCapability[Any]):
 
         def where() -> Path:
             run = self._runs.get(run_id or "")
-            moved_to = run.coordinator.parent_path if run and run.coordinator else None
+            moved_to = run.coordinator.writable_path() if run and run.coordinator else None
             return moved_to or place.path
 
         return MovingWorkspace(where, seen_at=self._seen_at(), ref=ref)
@@ -181,7 +184,6 @@ class LiveForkCapability(AbstractCapability[Any]):
                 await self.coordinator.interrupt(error)
             raise
         finally:
-            self._runs.pop(ctx.run_id or "", None)
             for key in [key for key, each in self._open.items() if each.is_resolved]:
                 del self._open[key]
             if self._owns_coordinator and self.coordinator is not None and ctx.conversation_id:
@@ -193,6 +195,9 @@ class LiveForkCapability(AbstractCapability[Any]):
             workspace = getattr(ctx.workspace, "backend", None)
             if isinstance(workspace, MovingWorkspace):
                 workspace.close()
+            self._runs.pop(ctx.run_id or "", None)
+            if self.coordinator is not None and self.branch is None and not self._is_hosted:
+                await self.coordinator.land()
 
     @property
     def _owns_coordinator(self) -> bool:

@@ -169,7 +169,8 @@ class PydanticChatAgent:
     async def say(self, prompt: str, history: Any, hear: Hear, ask: Ask) -> Reply:
         """See `Voice.say`."""
         workspace = MovingWorkspace(
-            lambda: self._coordinator.parent_path or self._space.path, seen_at=self._space.seen_at
+            lambda: self._coordinator.writable_path() or self._space.path,
+            seen_at=self._space.seen_at,
         )
         hosting = host_coordinator.set((self._agent, self._coordinator))
         try:
@@ -192,6 +193,7 @@ class PydanticChatAgent:
         finally:
             host_coordinator.reset(hosting)
             workspace.close()
+            await self._coordinator.land()
 
 
 class _Asking(AbstractCapability[Any]):
@@ -246,7 +248,7 @@ class Shell:
 
     async def __call__(self, line: str, branch: BranchRuntime | None) -> str:
         """Runs it; returns what it printed, and its exit code unless that is 0."""
-        directory = self._coordinator.parent_path if branch is None else branch.path
+        directory = self._coordinator.writable_path() if branch is None else branch.path
         if directory is None:
             raise BranchError("this chat has no files")
         printed = bytearray()
@@ -257,6 +259,8 @@ class Shell:
         environment = {} if branch is None else branch.environment
         place = RunSettings(directory=directory, seen_at=self._seen_at, environment=environment)
         ended = await run_program(line, place, stdout=take, stderr=take, timeout=SHELL_SECONDS_MAX)
+        if branch is None:
+            await self._coordinator.land()
         text = printed.decode("utf-8", "replace")
         if len(printed) >= SHELL_OUTPUT_BYTES_MAX:
             text += f"\n[output truncated at {SHELL_OUTPUT_BYTES_MAX} bytes]\n"

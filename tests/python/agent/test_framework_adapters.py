@@ -230,6 +230,28 @@ def test_commands_of_one_answer_wait_for_a_fork_and_a_merge(
     )
 
 
+def test_a_conversation_works_beside_a_branch_of_others(
+    framework: Framework, real_workspace: Workspace
+) -> None:
+    other = real_workspace.branch("others", on_success=None, on_error=None).__enter__()
+    director = Director(
+        call("run_command", command="echo 1 > a"),
+        "done",
+        call("run_command", command="cat a > b"),
+        "over",
+    )
+
+    async def work() -> None:
+        async with forks_of(framework, director, real_workspace) as forks:
+            await framework.turn(forks, "begin")
+            await framework.turn(forks, "go on")
+
+    in_time(work())
+    assert (real_workspace.base / "b").read_text() == "1\n"
+    assert [record.name for record in real_workspace.branches()] == ["others"]
+    other.abort()
+
+
 def test_a_branch_forks_itself(framework: Framework, real_workspace: Workspace) -> None:
     def script(messages: list[Said]) -> Answer:
         told = last_told(messages)
