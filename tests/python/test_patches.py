@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -47,11 +48,19 @@ def test_the_patch_of_a_loser_that_the_win_cancels_is_against_its_own_base(
     real: Mounted, tmp_path: Path
 ) -> None:
     before = (real.base / NAME_FROM).read_text()
-    pipe = tmp_path / "ready"
-    os.mkfifo(pipe)
-    loser = f"echo loser >> {NAME_FROM}; echo >> {pipe}; sleep 60"
-    winner = f"read line < {pipe}; echo winner >> {NAME_FROM}"
-    done = branching(real.root, "speculate", "--quiet", "-c", loser, "-c", winner)
+    with socket.create_server(("127.0.0.1", 0)) as has, socket.create_server(("", 0)) as may:
+        ports = [server.getsockname()[1] for server in (has, may)]
+        loser = f"echo loser >> {NAME_FROM}; bash -c ': > /dev/tcp/127.0.0.1/{ports[0]}'; sleep 60"
+        winner = f"bash -c ': $(cat < /dev/tcp/127.0.0.1/{ports[1]})'; echo winner >> {NAME_FROM}"
+
+        def let_win() -> None:
+            has.accept()[0].close()  # the loser has written
+            may.accept()[0].close()
+
+        waiting = threading.Thread(target=let_win)
+        waiting.start()
+        done = branching(real.root, "speculate", "--quiet", "-c", loser, "-c", winner)
+        waiting.join()
     assert done.code == 0, done.err
     patch = branching(real.root, "log", entry_of(real, "echo loser"), "--patch")
     assert patch.code == 0, patch.err
