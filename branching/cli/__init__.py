@@ -24,7 +24,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
     _run_short(sys.argv[1:])
     try:
-        from branching.cli.app import app
+        from branching.cli.app import app_for
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("typer", "rich"):
             raise
@@ -42,7 +42,7 @@ def main() -> None:
         completion_init()  # only an app with typer's own completion options does it by itself
     from branching._caller import command_name
 
-    app(prog_name=command_name())
+    app_for(sys.argv[1:])(prog_name=command_name())
 
 
 def _run_short(words: list[str]) -> None:

@@ -105,6 +105,8 @@ def _run(plan: RunPlan, name: str) -> tuple[Result, list[str]]:
         from branching.cli.branch_run import run_in_branch
 
         result, refused = run_in_branch(plan, name, workspace, owner, stack)
+        if result.exit_code == 0:
+            return result, []
         hints = advice(
             plan.command,
             result.exit_code,

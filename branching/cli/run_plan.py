@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from branching.cli.error_handling import UsageFault
-from branching.cli.settings_file import read_settings
+from branching.cli.settings_file import has_settings
 from branching.cli.workspace import start_directory
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def read_short_run(words: Sequence[str]) -> RunPlan | None:
     Args:
         words: The command line after `run`.
     """
-    if _has_settings():
+    if has_settings():
         return None
     values: dict[str, Any] = {}
     rest = iter(words)
@@ -134,10 +133,3 @@ def read_short_run(words: Sequence[str]) -> RunPlan | None:
     if not command or not command[0]:
         return None
     return RunPlan(command=command, **values)
-
-
-def _has_settings() -> bool:
-    try:
-        return read_settings()[1] != ""
-    except UsageFault:
-        return True  # Typer's way reports it

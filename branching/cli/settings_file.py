@@ -88,6 +88,14 @@ def read_settings() -> tuple[str, str]:
         raise UsageFault(f"{path}: the settings file cannot be read: {error}") from error
 
 
+def has_settings() -> bool:
+    """Returns whether there are settings, or a file that cannot be read."""
+    try:
+        return read_settings()[1] != ""
+    except UsageFault:
+        return True  # `apply_settings` reports it
+
+
 def _parse(text: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib

@@ -327,7 +327,11 @@ def _run(program: Path, *words: str, meanwhile: Callable[[], None] | None = None
 
 
 def _make_point(base: Path) -> Path:
-    """Creates a temporary mount point that the owner of the base can reach."""
+    """Creates a temporary mount point that the owner of the base can reach.
+
+    As tempfile.mkdtemp, but outside of the base. That would add 10 % to the time that `branching
+    run` takes to load modules.
+    """
     temporary = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
     places = [*filter(None, temporary), "/tmp", "/var/tmp"]
     if os.geteuid() != 0 and (runtime := os.environ.get("XDG_RUNTIME_DIR")):

@@ -533,13 +533,7 @@ def open_mounted(
         MountError: As `Workspace.open`.
     """
     workspace = kind(directory)
-    try:
-        _check_directory(Path(directory))
-        workspace._check_mounted_with(policy, driver)
-    except MountError:
-        workspace.close()
-        raise
-    return workspace
+    return _checked(workspace, directory, policy, driver)
 
 
 def mount_directory(
@@ -562,7 +556,18 @@ def mount_directory(
     workspace = kind._of(
         lambda: acquire_mount(place, policy=policy, driver=driver, while_mounting=while_mounting)
     )
+    return _checked(workspace, directory, policy, driver)
+
+
+def _checked(
+    workspace: Workspace,
+    directory: str | os.PathLike[str],
+    policy: Policy | None,
+    driver: Driver | None,
+) -> Workspace:
+    """Returns a workspace that was just opened, or closes it if it is not what was asked for."""
     try:
+        _check_directory(Path(directory))
         workspace._check_mounted_with(policy, driver)
     except MountError:
         workspace.close()

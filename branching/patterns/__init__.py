@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from branching.patterns.beam_search import BeamSearch
     from branching.patterns.best_of_n import BestOfN
     from branching.patterns.cascaded import Cascaded
+    from branching.patterns.outcome import SpeculationOutcome, SpeculationResult
     from branching.patterns.reflexion import Reflexion
-    from branching.patterns.results import SpeculationOutcome, SpeculationResult
     from branching.patterns.speculate import Speculate
     from branching.patterns.tournament import Tournament
     from branching.patterns.tree_of_thoughts import TreeOfThoughts
@@ -40,8 +40,8 @@ _HOME = {
     "Event": "branching.runlog.events",
     "Reflexion": ".reflexion",
     "Speculate": ".speculate",
-    "SpeculationOutcome": ".results",
-    "SpeculationResult": ".results",
+    "SpeculationOutcome": ".outcome",
+    "SpeculationResult": ".outcome",
     "Tournament": ".tournament",
     "TreeOfThoughts": ".tree_of_thoughts",
 }

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from branching._cancellation import CancelScope
 from branching.fs import Branch, DiffSummary
-from branching.patterns.results import CandidateResult, SpeculationResult, State
+from branching.patterns.results import CandidateResult, State
 from branching.runlog.events import Event, EventKind
 
 if TYPE_CHECKING:
+    from branching.patterns.outcome import SpeculationResult
     from branching.process import CallLimits, Ended
 
 P = ParamSpec("P")
@@ -118,6 +119,8 @@ class Attempt:
         )
 
     def result(self) -> SpeculationResult:
+        from branching.patterns.outcome import SpeculationResult
+
         return SpeculationResult(
             branch_index=self.index,
             success=self.succeeded,

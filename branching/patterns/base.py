@@ -17,8 +17,8 @@ import branching
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching._threads import run_in_thread
 from branching.fs import Branch, Workspace
+from branching.patterns.outcome import SpeculationOutcome
 from branching.patterns.process_isolation import IsolationOptions
-from branching.patterns.results import SpeculationOutcome
 from branching.patterns.runner import Cluster, RunElsewhere, Runner
 from branching.runlog.events import OnEvent
 

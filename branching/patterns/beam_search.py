@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from branching.fs import Branch, Workspace
 from branching.patterns.attempt import Attempt
 from branching.patterns.base import Expand, Options, Pattern, checked_candidates
-from branching.patterns.results import SpeculationOutcome, read_scored
+from branching.patterns.outcome import SpeculationOutcome
+from branching.patterns.results import read_scored
 from branching.patterns.runner import Runner
 from branching.patterns.scoring import Evaluate, Rating
 

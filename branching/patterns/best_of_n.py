@@ -13,7 +13,8 @@ from branching.patterns.base import (
     SessionPattern,
     expand_candidates,
 )
-from branching.patterns.results import SpeculationOutcome, read_scored
+from branching.patterns.outcome import SpeculationOutcome
+from branching.patterns.results import read_scored
 from branching.patterns.scoring import Evaluate, Rating
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from branching.fs import Branch, Workspace
 from branching.patterns.attempt import Attempt
 from branching.patterns.base import Options, Pattern, check_seconds
-from branching.patterns.results import SpeculationOutcome, read_explained
+from branching.patterns.outcome import SpeculationOutcome
+from branching.patterns.results import read_explained
 from branching.patterns.runner import Runner
 
 if TYPE_CHECKING:

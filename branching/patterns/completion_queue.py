@@ -48,11 +48,6 @@ class CompletionQueue:
         message()
         return True
 
-    def lift_deadline(self) -> None:
-        """Removes the time limit for the rest of the call."""
-        self._deadline = math.inf
-        self.is_out_of_time = False
-
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the time limit expires; None for no limit."""

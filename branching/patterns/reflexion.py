@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from branching.fs import Branch, Workspace
 from branching.patterns.attempt import Attempt
 from branching.patterns.base import Options, Pattern
-from branching.patterns.results import SpeculationOutcome
+from branching.patterns.outcome import SpeculationOutcome
 from branching.patterns.runner import Runner, Stopped
 
 if TYPE_CHECKING:

@@ -40,13 +40,8 @@ from branching.patterns.attempt import Attempt, Task, ends_when_cancelled, label
 from branching.patterns.branch_set import BranchSet
 from branching.patterns.completion_queue import CompletionQueue
 from branching.patterns.event_dispatch import EventDispatcher
-from branching.patterns.results import (
-    CandidateResult,
-    SpeculationOutcome,
-    State,
-    read_verdict,
-    reject_coroutines,
-)
+from branching.patterns.outcome import SpeculationOutcome
+from branching.patterns.results import CandidateResult, State, read_verdict, reject_coroutines
 from branching.patterns.worker_threads import Workers
 from branching.runlog.events import SETUP_INDEX, EventKind, OnEvent
 
@@ -102,7 +97,6 @@ class Runner:
         is_nested: bool = False,
         is_between: bool = False,
         policy: Policy | None = None,
-        ends_with_process: bool = True,
         first_index: int = 0,
     ) -> None:
         self._budget = None
@@ -130,7 +124,6 @@ class Runner:
             is_nested=is_nested,
             is_part=bool(only),
             policy=policy,
-            ends_with_process=ends_with_process,
         )
         self._elsewhere = elsewhere
 
@@ -360,10 +353,6 @@ class Runner:
         if not self._commits or self._winning_branch is None:
             return 0
         return self._winning_branch.remaining
-
-    def lift_deadline(self) -> None:
-        """Removes the time limit, because the next step waits for a person."""
-        self._completions.lift_deadline()
 
     @property
     def is_cancelled(self) -> bool:

@@ -18,7 +18,8 @@ from branching._cancellation import CancelScope
 from branching.errors import MemoryBranchError
 from branching.fs import DiffSummary
 from branching.patterns.attempt import label_of
-from branching.patterns.results import CandidateResult, SpeculationOutcome, SpeculationResult
+from branching.patterns.outcome import SpeculationOutcome, SpeculationResult
+from branching.patterns.results import CandidateResult
 
 if TYPE_CHECKING:
     from branching.session import Child, Session

@@ -14,7 +14,8 @@ from branching.patterns.base import (
     SessionPattern,
     checked_candidates,
 )
-from branching.patterns.results import SpeculationOutcome, read_verdict
+from branching.patterns.outcome import SpeculationOutcome
+from branching.patterns.results import read_verdict
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

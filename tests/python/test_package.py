@@ -389,3 +389,24 @@ def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
     assert layers_after("from branching.cli.app import app") <= {
         *("_caller", "_cancellation", "_exit_codes", "_sanitize", "cli", "errors"),
     }
+
+
+@pytest.mark.parametrize(
+    ("command", "used"),
+    [
+        ("ls", set()), ("diff", set()), ("status", set()), ("commit", set()), ("abort", set()),
+        ("undo", {"history", "show"}), ("create", set()), ("best-of-n", set()),
+    ],
+)  # fmt: skip
+def test_a_command_line_loads_the_file_of_its_own_command_only(
+    command: str, used: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from branching.cli.app import app
+
+    monkeypatch.setenv("BRANCHING_NO_CONFIG", "1")
+
+    commands = {each.callback.__module__ for each in app.registered_commands if each.callback}
+    assert len(commands) > 30
+    statement = f"from branching.cli.app import app_for; app_for([{command!r}, 'word'])"
+    own = {f"branching.cli.{each.replace('-', '_')}" for each in {command, *used}}
+    assert loaded_after(statement) & commands == own
