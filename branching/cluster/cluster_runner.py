@@ -20,6 +20,7 @@ import pickle
 import re
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -226,7 +227,7 @@ class ClusterRunner(Runner):
                 digest=digest,
                 base=base,
                 layers=self._starts.pop(attempt.index),
-                work=self._engine.pickle(work),
+                work=zlib.compress(self._engine.pickle(work)),
                 token=token,
             )
             before.wait()
@@ -243,7 +244,7 @@ class ClusterRunner(Runner):
                 hint="a node or its worker process has ended; the other attempts are not affected",
                 branch=name,
             ) from error
-        answer: CandidateResult = pickle.loads(reply.answer)
+        answer: CandidateResult = pickle.loads(zlib.decompress(reply.answer))
         if reply.is_callback_error and answer.exception is not None:
             self._events.fail(answer.exception)
         self._layers[attempt.index] = reply.layer

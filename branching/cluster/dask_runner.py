@@ -10,7 +10,10 @@ thread, behind other attempts.
 
 Dask computes a result that was lost with its worker again. A second run would have another result
 than the one that was chosen, so a run sets an event, and a later one ends when it finds it set.
-What this program puts is replicated to all workers, and cannot be lost with one of them.
+What this program puts goes to one worker of each node. A task that needs it asks the scheduler who
+has it: so the base does not come to a node that has unpacked it, and comes once to the others.
+
+A short reply comes as an event, so nobody has to ask the worker for it.
 
 The messages of attempts are events of the scheduler. Their topic is the client's id: the scheduler
 keeps the last events of each topic, and only those of a client are dropped when it has gone.
@@ -18,12 +21,14 @@ keeps the last events of each topic, and only those of a client are dropped when
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import queue
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from branching.cluster.cluster_runner import ClusterRunner
@@ -36,6 +41,12 @@ if TYPE_CHECKING:
     from distributed import Client, Future, Worker
 
     from branching.process import ResourceLimits
+
+
+_RESULT_BYTES_MAX = 16 << 10
+"""The scheduler keeps the last events in memory."""
+_BUSY_SECONDS = 0.1
+"""Time until a worker that sends to many others is asked again."""
 
 
 class DaskRunner:
@@ -109,11 +120,10 @@ class DaskRunner:
 class _DaskStore:
     """The object store in a worker, for one attempt."""
 
-    def __init__(self, given: Mapping[str, bytes], key: str) -> None:
+    def __init__(self, key: str) -> None:
         from distributed import get_worker
 
         self._worker = get_worker()
-        self._given = given
         self._key = key
         self.pieces: list[bytes] = []
         self.node = f"{socket.gethostname()}/{self._worker.address.rpartition(':')[2]}"
@@ -123,8 +133,37 @@ class _DaskStore:
         return self._key, len(self.pieces) - 1
 
     def get(self, reference: object) -> bytes:
+        from distributed.utils import sync
+
         assert isinstance(reference, str)
-        return self._given[reference]
+        try:
+            data = sync(self._worker.loop, self._fetch, reference)
+        except Exception as error:  # Dask has no base class for what it raises
+            raise EngineError(_said(error)) from error
+        assert isinstance(data, bytes)
+        return data
+
+    async def _fetch(self, key: str) -> object:
+        """Returns what the program has put, from a worker that has it, of this node if possible."""
+        from distributed.worker import get_data_from_worker
+
+        worker = self._worker
+        if key in worker.data:
+            return worker.data[key]
+        error: Exception = EngineError("the workers that had it have ended")
+        holders = (await worker.scheduler.who_has(keys=[key])).get(key, ())
+        for address in sorted(holders, key=lambda each: _host(each) != _host(worker.address)):
+            try:
+                while True:
+                    reply: Any = await get_data_from_worker(
+                        worker.rpc, [key], address, who=worker.address
+                    )
+                    if reply["status"] != "busy":
+                        return reply["data"][key]
+                    await asyncio.sleep(_BUSY_SECONDS)
+            except Exception as failure:  # it has ended, or has lost the data
+                error = failure
+        raise error
 
     def is_cancelled(self, token: str) -> bool:  # noqa: ARG002  (the scheduler says it by the task)
         # The scheduler takes a task away when it is cancelled, and when its client has gone.
@@ -147,7 +186,8 @@ class _DaskEngine:
 
     def put(self, data: bytes) -> object:
         try:
-            (future,) = self._client.scatter([data], broadcast=True, hash=False)
+            workers = _one_of_each_node(self._client)
+            (future,) = self._client.scatter([data], workers=workers, broadcast=True, hash=False)
         except Exception as error:  # TimeoutError if there is no worker, and what Dask raises
             raise ClusterError(
                 f"the base could not be sent to the workers: {_said(error)}; nothing was run"
@@ -169,7 +209,12 @@ class _DaskEngine:
         return data
 
     def submit(
-        self, function: Function, argument: object, *, needs: Sequence[object], token: str
+        self,
+        function: Function,
+        argument: object,
+        *,
+        needs: Sequence[object],  # noqa: ARG002  (the task asks for what is not on its node)
+        token: str,
     ) -> object:
         key = f"{self._prefix}-{len(self._tasks)}"
         task = self._tasks[key] = self._inbox.tasks[key] = _Task()
@@ -177,7 +222,6 @@ class _DaskEngine:
             _run,
             function,
             pickle.dumps(argument),
-            {each: self._put[each] for each in needs},  # type: ignore[index]
             key,
             self._client.id,
             key=key,
@@ -194,12 +238,18 @@ class _DaskEngine:
 
     def receive(self, task: object, listener: Callable[[Any], None]) -> Any:
         assert isinstance(task, str)
+        result = None
         try:
             while (message := self._tasks[task].messages.get()) is not None:
-                listener(pickle.loads(message))
+                found = pickle.loads(message)
+                if isinstance(found, _Result):
+                    result = found
+                else:
+                    listener(found)
         finally:
             del self._inbox.tasks[task]
-        return pickle.loads(self._result(task, 0))
+        found = self._result(task, 0) if result is None else result.data
+        return pickle.loads(found)
 
     def give_up(self, task: object) -> None:
         """A task that was cancelled is not waited for."""
@@ -236,6 +286,13 @@ class _DaskEngine:
             return found[task.worker]
         except (Exception, CancelledError) as error:  # Dask has no base class for what it raises
             raise EngineError(_said(error)) from error
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The last message of a task, if what it returns is short."""
+
+    data: bytes
 
 
 class _Task:
@@ -293,9 +350,7 @@ _INBOXES: dict[str, _Inbox] = {}
 _INBOXES_LOCK = threading.Lock()
 
 
-def _run(
-    function: Function, argument: bytes, given: Mapping[str, bytes], key: str, topic: str
-) -> tuple[bytes, list[bytes]]:
+def _run(function: Function, argument: bytes, key: str, topic: str) -> tuple[bytes, list[bytes]]:
     """Returns what the function returns, and the pieces of its layer."""
     from distributed import Event, get_client, get_worker
 
@@ -303,15 +358,28 @@ def _run(
     if has_run.is_set():
         raise EngineError("its worker has died; it is not repeated")
     has_run.set()
-    store = _DaskStore(given, key)
+    store = _DaskStore(key)
     worker = get_worker()
 
     def pass_on(message: object) -> None:
         if message is not None:
             worker.log_event(topic, (key, worker.address, pickle.dumps(message)))
 
-    result = run_function(function, store, pickle.loads(argument), pass_on)
-    return pickle.dumps(result), store.pieces
+    returned = run_function(function, store, pickle.loads(argument), pass_on)
+    result = pickle.dumps(returned)
+    if len(result) <= _RESULT_BYTES_MAX:
+        pass_on(_Result(result))
+    return result, store.pieces
+
+
+def _one_of_each_node(client: Client) -> list[str] | None:
+    """Returns the addresses of one worker of each machine; None if there is no worker."""
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return list({_host(address): address for address in workers}.values()) or None
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _said(error: BaseException) -> str:

@@ -15,6 +15,7 @@ import platform
 import tempfile
 import threading
 import traceback
+import zlib
 from collections import deque
 from collections.abc import Generator
 from contextlib import ExitStack
@@ -43,6 +44,8 @@ _FULL_DISK_BYTES = 1 << 20
 """Free space of a full disk: a write of up to this size fails as a whole."""
 _POLL_SECONDS = 0.25
 """Time between two messages, and between two questions whether the attempt is cancelled."""
+_FIRST_POLL_SECONDS = 0.1
+"""Time until the first question: an attempt that is shorter costs no message for it."""
 _MESSAGE_CHARACTERS = 32 << 10
 """Output in one message, but for a longer line: an engine may keep messages in memory."""
 
@@ -59,7 +62,7 @@ class Request:
     layers: list[list[object]]
     """The pieces of each layer that it starts from."""
     work: bytes
-    """A Work, pickled."""
+    """A Work, pickled and compressed."""
     token: str
     """The attempt ends when this token is cancelled."""
 
@@ -76,7 +79,7 @@ class Reply:
     """The result of an attempt, as it travels back."""
 
     answer: bytes
-    """A CandidateResult, pickled."""
+    """A CandidateResult, pickled and compressed."""
     output: str | None = None
     """The output that was not in a message."""
     layer: list[object] = field(default_factory=list)
@@ -104,6 +107,7 @@ def run_on_node(
     thread = threading.Thread(target=run, name="attempt", daemon=True)
     thread.start()
     yield Started(node=store.node)
+    thread.join(_FIRST_POLL_SECONDS)
     while thread.is_alive():
         if not scope.is_cancelled and store.is_cancelled(request.token):
             scope.cancel(_CANCEL_GRACE_SECONDS)
@@ -167,7 +171,7 @@ def _reply(store: ObjectStore, request: Request, output: _Output) -> Reply:
                 hint="install the same versions on all nodes",
                 node=store.node,
             )
-        work: Work = pickle.loads(request.work)
+        work: Work = pickle.loads(zlib.decompress(request.work))
         if work.evaluate is not None:
             evaluate = _Evaluate(work.evaluate)
             work = replace(work, evaluate=evaluate)
@@ -175,7 +179,7 @@ def _reply(store: ObjectStore, request: Request, output: _Output) -> Reply:
             answer = _run(store, request, work, layer, output)
             layer.seek(0)
             pieces = put_file(store, layer)
-        return Reply(answer=_pickled(answer), layer=pieces)
+        return Reply(answer=zlib.compress(_pickled(answer)), layer=pieces)
     except BaseException as error:
         is_callback_error = evaluate is not None and evaluate.error is error
         if isinstance(error, (OSError, branching.MountError, EngineError)):
@@ -188,7 +192,7 @@ def _reply(store: ObjectStore, request: Request, output: _Output) -> Reply:
             reason.__cause__ = error
             error = error if is_callback_error else reason
         answer = CandidateResult(success=False, exception=error, exit_code=1)
-        return Reply(answer=_pickled(answer), is_callback_error=is_callback_error)
+        return Reply(answer=zlib.compress(_pickled(answer)), is_callback_error=is_callback_error)
 
 
 def _run(

@@ -12,7 +12,8 @@ task finishes at the same time. A key in Ray's store of keys and values says tha
 
 Messages of attempts come through that store, too. An attempt has one key. It writes messages there
 when this program has read and deleted the last ones, so the store never has much. Messages that
-were not read come with the result. So Ray keeps no process or connection for them.
+were not read come with the result, as do all of an attempt that is shorter than the time between
+two looks. So Ray keeps no process or connection for them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pickle
 import queue
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -258,6 +260,7 @@ class _Outbox:
         self._offered = 0
         """How many of them are in the store."""
         self._is_broken = False
+        self._begun = time.monotonic()
         self.first = 0
         """Number of the first one, from 0."""
         self.messages: list[object] = []
@@ -267,7 +270,7 @@ class _Outbox:
         if message is not None:
             self.messages.append(message)
         try:
-            if not self._is_broken:
+            if not self._is_broken and time.monotonic() - self._begun >= _POLL_SECONDS:
                 self._offer()
         except Exception:  # the head of the cluster restarts, for instance
             # They may have been written. The caller leaves out what it has had.

@@ -647,6 +647,34 @@ assert "ran out of disk space" in str(full.exception), full
         wait_until(lambda: subprocess.run(["umount", "-q", disk], check=False).returncode == 0)
 
 
+def test_the_base_goes_to_one_worker_of_a_machine(
+    base: Path, place: Path, dask: SharedCluster
+) -> None:
+    """The other workers fetch it from there if their cache does not have it."""
+    on_cluster(
+        place,
+        """
+from branching.cluster.dask_runner import _DaskEngine
+put = _DaskEngine.put
+def noting(self, data):
+    key = put(self, data)
+    sent.append((self, key))
+    return key
+_DaskEngine.put = noting
+def on_event(event):
+    if event.kind == "finished":
+        (engine, key), = sent
+        holders.append(len(engine._client.who_has([engine._put[key]])[key]))
+sent, holders = [], []
+outcome = BestOfN(command("sleep 0.5; touch made"), 4, runner=runner, on_event=on_event)(space)
+assert outcome.committed and len({each.node for each in outcome.all_results}) > 1, outcome
+assert holders == [1, 1, 1, 1], holders
+""",
+        dask,
+    )
+    assert (base / "made").exists()
+
+
 def test_a_killed_driver_leaves_nothing_on_nodes_and_a_local_branch(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
