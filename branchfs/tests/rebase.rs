@@ -77,6 +77,62 @@ fn changes_at_other_paths_come_on_top_of_what_was_committed() {
     }
 }
 
+/// The first, the second, and the path that stands against it.
+const CREATED_BY_BOTH: [(&str, &str, Option<&str>); 9] = [
+    ("mkdir n; echo 1 >n/a", "mkdir n; echo 2 >n/b", None),
+    ("mkdir -p n/s; echo 1 >n/s/a", "mkdir -p n/s; echo 2 >n/s/b; mkdir n/t", None),
+    ("mkdir -p d/n; echo 1 >d/n/a", "mkdir -p d/n; echo 2 >d/n/b; ln -s b d/n/l", None),
+    ("mkdir n; echo 1 >n/a", "mkdir n n/b; mv moved/inner n/in", None),
+    ("mkdir n; echo 1 >n/a", "mkdir n; echo 2 >n/a", Some("n/a")),
+    ("mkdir n; echo 1 >n/a", "mkdir -p n/a; echo 2 >n/a/b", Some("n/a")),
+    ("mkdir -p n/a; echo 1 >n/a/b", "mkdir n; echo 2 >n/a", Some("n/a")),
+    ("mkdir n; chmod 700 n", "mkdir n; chmod 755 n; echo 2 >n/b", Some("n")),
+    ("echo 1 >n", "mkdir n; echo 2 >n/b", Some("n")),
+];
+
+#[test]
+fn a_directory_that_both_created_is_no_conflict_but_clashing_entries_are() {
+    for policy in ["first-winner", "snapshot"] {
+        for (first, second, path) in CREATED_BY_BOTH {
+            let when = format!("{first} | {second} | {policy}");
+            let mount = Mount::over(fill);
+            shell(&mount.create("late"), second);
+            shell(&mount.create("winner"), first);
+            succeed(&mount.run(&["commit", "--policy", policy, "winner"], &[]));
+            let before = plain(&mount.base());
+            // Under snapshot no branch is stale, and nothing is rebased.
+            let tried = mount.run(&["commit", "--policy", policy, "--rebase", "late"], &[]);
+            if let Some(path) = path {
+                let said = refusal(&tried);
+                assert!(said.lines().any(|line| line.trim() == path), "{when}: {said}");
+                assert_eq!(plain(&mount.base()), before, "{when}");
+                continue;
+            }
+            succeed(&tried);
+            let wanted = tempfile::tempdir().unwrap();
+            fill(wanted.path());
+            shell(wanted.path(), &format!("{first}; {}", second.replace("mkdir ", "mkdir -p ")));
+            assert_eq!(plain(&mount.base()), plain(wanted.path()), "{when}: the base");
+            succeed(&mount.run(&["undo"], &[]));
+            assert_eq!(plain(&mount.base()), before, "{when}: undone");
+            succeed(&mount.run(&["redo"], &[]));
+            assert_eq!(plain(&mount.base()), plain(wanted.path()), "{when}: done again");
+        }
+    }
+}
+
+#[test]
+fn a_branch_that_was_rebased_shows_what_others_have_in_a_directory_that_it_created() {
+    let mount = stale("mkdir n; echo 1 >n/a", "mkdir n; echo 2 >n/b");
+    succeed(&rebase(&mount, &[]));
+    let late = mount.branch("late");
+    assert_eq!(fs::read_to_string(late.join("n/a")).unwrap(), "1\n");
+    fs::remove_file(late.join("n/a")).unwrap();
+    mount.commit("late");
+    assert!(!mount.base().join("n/a").exists());
+    assert_eq!(fs::read_to_string(mount.base().join("n/b")).unwrap(), "2\n");
+}
+
 #[test]
 fn paths_that_both_changed_are_listed_and_the_branch_stays_as_it_is() {
     let cases = [

@@ -60,6 +60,8 @@ pub(crate) struct Request {
     /// Attributes that objects of the base had at the fork and that our own transactions changed since, in addition to
     /// those that the snapshot layers show.
     pub(crate) attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+    /// Directories that other commits created since the fork where nothing was.
+    pub(crate) created_by_others: BTreeSet<PathBuf>,
     /// The path filter of the commit.
     pub(crate) selection: PathFilter,
     /// Changes that are not committed are dropped.
@@ -83,6 +85,8 @@ pub(crate) struct Plan {
     pub(crate) written: BTreeSet<PathBuf>,
     /// Paths of the base that were changed externally since the branch depended on them.
     pub(crate) drift: BTreeSet<PathBuf>,
+    /// Directories that both the branch and others created since the fork. They are merged name by name.
+    pub(crate) shared: BTreeSet<PathBuf>,
     /// Empty directories to create before the plan is logged.
     pub(crate) empty: Vec<Location>,
     /// Whiteouts that hide nothing and must not get into the base.
@@ -328,6 +332,9 @@ impl Planner<'_> {
         };
         let found = self.existing(existing)?;
         if self.layers.is_whiteout(&now, &stat)? {
+            if self.is_in_shared(path) {
+                return Ok(()); // of a name that the branch created and removed
+            }
             return match found {
                 Some(found) => self.remove_included(path, existing, &found),
                 None if !self.included.includes(path) => Ok(()),
@@ -339,6 +346,14 @@ impl Planner<'_> {
             };
         }
         let kind = kind_of(&stat);
+        let is_clash =
+            |found: &Statx| kind != FileType::Directory || kind_of(found) != FileType::Directory;
+        if self.is_in_shared(path)
+            && self.included.includes(path)
+            && found.as_ref().is_some_and(is_clash)
+        {
+            self.plan.drift.insert(path.to_path_buf());
+        }
         if kind != FileType::Directory {
             if !self.included.includes(path) {
                 return found.map_or(Ok(()), |found| self.remove_included(path, existing, &found));
@@ -382,6 +397,9 @@ impl Planner<'_> {
         found: Option<&Statx>,
     ) -> Result<(), Error> {
         let ResolvedDir { chain, origin, is_redirected } = made;
+        if !is_redirected && self.is_shared(path, existing, found) {
+            return self.merge_shared(path, &chain, existing);
+        }
         if let Some(origin) = origin {
             let waiting = self.moved.get(&origin).filter(|_| is_redirected).cloned();
             if let Some(waiting) = waiting {

@@ -3,6 +3,9 @@
 //! [`Commit::run`] is the whole commit: validate, quiesce, plan, log, apply, publish. Each phase is a function of that
 //! name here; log, apply and publish are those of every transaction ([`super::transaction_engine`]).
 
+#[cfg(test)]
+use std::collections::BTreeSet;
+
 use super::branch_table::Remainder;
 use super::branches::has_no_live_children;
 use super::change_set::ChangeSet;
@@ -347,7 +350,7 @@ impl Workspace {
         prepare_rest(self, branch, &options)?;
         mounted.lock().link_all_copied_up().at(&self.store.base_path)?;
         self.stage(branch)?.hand_over();
-        let plan = super::commit_checks::plan(self, branch, selection, false)?;
+        let plan = super::commit_checks::plan(self, branch, selection, false, &BTreeSet::new())?;
         let rest = make_rest(self, branch, &plan.rest)?.map(|rest| rest.layer.id.0);
         Ok((self.engine.disk()?, commit_header(branch, &plan, rest), plan))
     }

@@ -43,8 +43,9 @@ pub(super) fn validated_plan(
         return Err(sibling_won(&record.name));
     }
     let mut selection = options.selection.clone();
+    let created = theirs.created_directories();
     loop {
-        let plan = plan(workspace, branch, selection.clone(), options.drop_rest)?;
+        let plan = plan(workspace, branch, selection.clone(), options.drop_rest, &created)?;
         refuse_nothing_chosen(branch, &plan, &selection)?;
         refuse_other_stores(workspace, &plan)?;
         if options.force {
@@ -133,8 +134,10 @@ pub(super) fn plan_against(
     branch: &Branch,
     own_changes: OwnCtimeChanges,
     attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+    created: &BTreeSet<PathBuf>,
 ) -> Result<Plan, Error> {
-    plan_with(workspace, branch, (PathFilter::default(), true), own_changes, attributes_at_fork)
+    let whole = (PathFilter::default(), true);
+    plan_with(workspace, branch, whole, own_changes, attributes_at_fork, created)
 }
 
 /// The plan of a commit into main, without its checks.
@@ -143,9 +146,10 @@ pub(super) fn plan(
     branch: &Branch,
     selection: PathFilter,
     drops_rest: bool,
+    created: &BTreeSet<PathBuf>,
 ) -> Result<Plan, Error> {
     let own_changes = workspace.engine.own_changes(&workspace.engine.disk()?)?;
-    plan_with(workspace, branch, (selection, drops_rest), own_changes, BTreeMap::new())
+    plan_with(workspace, branch, (selection, drops_rest), own_changes, BTreeMap::new(), created)
 }
 
 fn plan_with(
@@ -154,6 +158,7 @@ fn plan_with(
     (selection, drops_rest): (PathFilter, bool),
     own_changes: OwnCtimeChanges,
     attributes_at_fork: BTreeMap<PathBuf, Metadata>,
+    created: &BTreeSet<PathBuf>,
 ) -> Result<Plan, Error> {
     workspace.driver.current().convert(branch.record.id)?;
     let mounted = workspace.table.mounted(branch)?;
@@ -187,6 +192,7 @@ fn plan_with(
         by_kernel: workspace.store.is_written_by_overlayfs(branch)?,
         snapshot_layers: workspace.store.snapshot_layers_of(&branch.record),
         attributes_at_fork,
+        created_by_others: created.clone(),
         selection,
         drops_rest,
         own_changes,

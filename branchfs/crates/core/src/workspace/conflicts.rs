@@ -7,16 +7,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use crate::transaction::{Change, ChangeKind};
+use crate::transaction::{Change, ChangeKind, ObjectKind};
 use crate::write_set::Read;
 
 /// The committed change at a path.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct PathEffect {
     /// The name was added or removed.
     on_names: bool,
     /// Everything below it was added or removed with it.
     on_tree: bool,
+    /// A directory was added.
+    on_directory: bool,
 }
 
 /// The changes committed since a branch was forked.
@@ -28,10 +30,11 @@ pub(super) struct CommittedChanges {
 impl CommittedChanges {
     pub(super) fn add(&mut self, changes: &[Change]) {
         for change in changes {
-            let effect = effect_of(change.change);
-            self.put(&change.path, effect);
+            let is_directory = change.kind == ObjectKind::Directory;
+            let on_directory = change.change == ChangeKind::Added && is_directory;
+            self.put(&change.path, PathEffect { on_directory, ..effect_of(change.change) });
             if let Some(from) = &change.from {
-                self.put(from, PathEffect { on_names: true, on_tree: true });
+                self.put(from, effect_of(ChangeKind::Renamed));
             }
         }
     }
@@ -40,6 +43,14 @@ impl CommittedChanges {
         let known = self.paths.entry(path.to_path_buf()).or_insert(effect);
         known.on_names |= effect.on_names;
         known.on_tree |= effect.on_tree;
+        known.on_directory |= effect.on_directory;
+    }
+
+    /// The directories that were created where the branch saw nothing.
+    pub(super) fn created_directories(&self) -> BTreeSet<PathBuf> {
+        let created =
+            self.paths.iter().filter(|(_, effect)| effect.on_directory && !effect.on_tree);
+        created.map(|(path, _)| path.clone()).collect()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -121,20 +132,17 @@ impl CommittedChanges {
 
 fn effect_of(change: ChangeKind) -> PathEffect {
     match change {
-        ChangeKind::Added => PathEffect { on_names: true, on_tree: false },
+        ChangeKind::Added => PathEffect { on_names: true, ..PathEffect::default() },
         ChangeKind::Deleted | ChangeKind::Renamed | ChangeKind::Type => {
-            PathEffect { on_names: true, on_tree: true }
+            PathEffect { on_names: true, on_tree: true, ..PathEffect::default() }
         }
-        ChangeKind::Modified | ChangeKind::Metadata => {
-            PathEffect { on_names: false, on_tree: false }
-        }
+        ChangeKind::Modified | ChangeKind::Metadata => PathEffect::default(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transaction::ObjectKind;
 
     fn change(path: &str, change: ChangeKind) -> Change {
         Change { path: path.into(), change, from: None, kind: ObjectKind::File }

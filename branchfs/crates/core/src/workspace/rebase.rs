@@ -7,6 +7,7 @@
 //! state, which at worst causes a false conflict.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -71,6 +72,7 @@ impl Workspace {
             }
             if !dry_run {
                 obstacles.merge_attributes(branch)?;
+                obstacles.open_shared(self, branch)?;
                 let is_left = resolution == Resolution::Leave;
                 let left = if is_left { obstacles.conflicts.clone() } else { BTreeSet::new() };
                 move_onto(self, branch, parent.as_ref(), &left)?;
@@ -102,7 +104,7 @@ fn find_obstacles(
     branch: &Branch,
     parent: Option<&Branch>,
 ) -> Result<Obstacles, Error> {
-    let (theirs, conflicts, merged) = match parent {
+    let (theirs, conflicts, merged, shared) = match parent {
         None => {
             let (theirs, attributes) = theirs_of_main(workspace, branch)?;
             let _staged = workspace.stage(branch)?;
@@ -111,11 +113,12 @@ fn find_obstacles(
                 branch,
                 workspace.engine.traces_since(branch)?,
                 attributes,
+                &theirs.created_directories(),
             )?;
             let written = theirs.conflicts_with(&plan.changes, &plan.written);
             let merged = plan.merged_attributes();
             let merged = merged.map(|(path, new)| (path.to_path_buf(), new.clone())).collect();
-            (theirs, written.union(&plan.drift).cloned().collect(), merged)
+            (theirs, written.union(&plan.drift).cloned().collect(), merged, plan.shared)
         }
         Some(parent) => {
             let (ours, theirs) = (
@@ -123,10 +126,10 @@ fn find_obstacles(
                 ChangeSet::since_fork(parent, branch)?.committed_changes(),
             );
             let written = ours.conflicts_with(&theirs);
-            (theirs, written, Vec::new())
+            (theirs, written, Vec::new(), BTreeSet::new())
         }
     };
-    let mut obstacles = Obstacles { conflicts, merged };
+    let mut obstacles = Obstacles { conflicts, merged, shared };
     if workspace.store.settings.policy == Policy::Serializable {
         obstacles
             .conflicts
@@ -251,6 +254,8 @@ struct Obstacles {
     conflicts: BTreeSet<PathBuf>,
     /// Directories of the base that the branch has in its layers, with the attributes of both sides.
     merged: Vec<(PathBuf, Metadata)>,
+    /// Directories that both created.
+    shared: BTreeSet<PathBuf>,
 }
 
 impl Obstacles {
@@ -269,6 +274,21 @@ impl Obstacles {
                     transaction::times_of(&layer.tree.stat(path).at(path)?);
                 transaction::set_metadata(&layer.tree, path, &wanted).at(path)?;
                 break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets the directories that both created show what the parent has in them. At the old fork nothing was below them,
+    /// so that a crash before the rebase is decided changes nothing in the branch.
+    fn open_shared(&self, workspace: &Workspace, branch: &Branch) -> Result<(), Error> {
+        let opaque = OsStr::new(workspace.store.namespace.opaque());
+        for path in &self.shared {
+            for layer in &branch.stack[..branch.record.layers.len()] {
+                match layer.tree.remove_xattr(path, opaque) {
+                    Ok(()) | Err(Errno::NODATA | Errno::NOENT | Errno::NOTDIR) => {}
+                    Err(error) => return Err(error).at(path),
+                }
             }
         }
         Ok(())

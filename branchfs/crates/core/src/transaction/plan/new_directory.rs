@@ -4,10 +4,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
 
-use super::{LayerDir, Object, Planner, Task};
+use super::drift::refuse_mount_point;
+use super::{LayerDir, Object, Planner, Task, kind_of};
 use crate::error::Error;
 use crate::rooted_dir::DirectoryEntry;
 use crate::transaction::step::{Location, Step, XattrValue};
+use crate::write_set::Precondition;
 
 /// How an entry of a new directory is handled.
 enum EntryHandling {
@@ -47,6 +49,47 @@ impl Planner<'_> {
         let moved = apart.into_iter().rev().map(|(path, source)| Task::Moved { path, source });
         self.pending.extend(moved);
         Ok(())
+    }
+
+    /// Whether a directory that the branch created was created by others, too, where nothing was at the fork.
+    pub(super) fn is_shared(
+        &self,
+        path: &Path,
+        existing: &Location,
+        found: Option<&Statx>,
+    ) -> bool {
+        let request = self.request;
+        *existing == Location::Base(path.to_path_buf())
+            && found.is_some_and(|found| kind_of(found) == FileType::Directory)
+            && (request.created_by_others.contains(path)
+                || self.is_in_shared(path)
+                || matches!(request.preconditions.get(path), Some(Precondition::Absent)))
+    }
+
+    /// Whether the directory above a path is one that both created.
+    pub(super) fn is_in_shared(&self, path: &Path) -> bool {
+        path.parent().is_some_and(|parent| self.plan.shared.contains(parent))
+    }
+
+    /// Plans such a directory. It is no conflict itself if both gave it the same attributes.
+    pub(super) fn merge_shared(
+        &mut self,
+        path: &Path,
+        chain: &[LayerDir],
+        existing: &Location,
+    ) -> Result<(), Error> {
+        let Some(top) = chain.first() else { return Ok(()) };
+        let (new, old) = (self.disk.metadata(&top.now)?, self.disk.metadata(existing)?);
+        let is_equal =
+            (new.mode, new.uid, new.gid, &new.xattrs) == (old.mode, old.uid, old.gid, &old.xattrs);
+        if !is_equal && self.included.includes(path) {
+            self.plan.drift.insert(path.to_path_buf());
+        }
+        if let Some(found) = self.disk.stat(existing)? {
+            refuse_mount_point(path, &found)?;
+        }
+        self.plan.shared.insert(path.to_path_buf());
+        self.merge(path, chain, existing)
     }
 
     /// A directory that was moved into a new one.
