@@ -24,7 +24,9 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Statx};
 
 use crate::layer::Layer;
+use crate::layer_stack::LayerPath;
 use crate::lazy_copy_up::PartialCopy;
+use crate::vfs::Attributes;
 
 pub use compare::{ChangeKind, ChangedField};
 pub use compare::{Difference, compare, match_pairs, rename_by_inode};
@@ -41,43 +43,20 @@ pub struct Side {
     pub(crate) layer: Arc<Layer>,
     /// In the layer.
     pub(crate) place: PathBuf,
-    pub(crate) stat: Stat,
+    /// With the inode number and the links that it has in the layer.
+    pub(crate) stat: Attributes,
     /// The object that has the content, if this one is a metacopy: a file in the layer with attributes only.
     pub(crate) content: Option<Box<Side>>,
     /// The partial copy, if the file is one: then its content cannot be read from its layer alone.
     pub(crate) partial: Option<Arc<PartialCopy>>,
 }
 
-/// The part of `statx` that a comparison needs. Small, because a walk keeps two for each changed name.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stat {
-    /// With the type.
-    pub(crate) mode: u32,
-    pub(crate) owner: (u32, u32),
-    pub(crate) ino: u64,
-    pub(crate) links: u32,
-    pub(crate) size: u64,
-    /// Major and minor number of a device.
-    pub(crate) device: (u32, u32),
-    /// Seconds and nanoseconds.
-    pub(crate) mtime: (i64, u32),
-}
-
-impl From<&Statx> for Stat {
-    fn from(stat: &Statx) -> Self {
-        Self {
-            mode: u32::from(stat.stx_mode),
-            owner: (stat.stx_uid, stat.stx_gid),
-            ino: stat.stx_ino,
-            links: stat.stx_nlink,
-            size: stat.stx_size,
-            device: (stat.stx_rdev_major, stat.stx_rdev_minor),
-            mtime: (stat.stx_mtime.tv_sec, stat.stx_mtime.tv_nsec),
-        }
-    }
-}
-
 impl Side {
+    fn new(path: PathBuf, at: LayerPath, stat: &Statx) -> Self {
+        let LayerPath { layer, path: place } = at;
+        Self { path, layer, place, stat: stat.into(), content: None, partial: None }
+    }
+
     pub(crate) fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.stat.mode)
     }

@@ -20,6 +20,7 @@ pub mod fsck;
 pub mod ids;
 pub mod injected_panics;
 pub mod layer;
+mod layer_stack;
 pub mod lazy_copy_up;
 pub mod mount;
 pub mod mount_table;

@@ -104,15 +104,35 @@ pub(crate) fn is_private_xattr(name: &OsStr) -> bool {
     is_trusted || (HAS_USER_MARKS.load(Ordering::Relaxed) && is_of_user())
 }
 
-/// The path in the lower layers that the redirect of the directory at `path` names; `None` for one that leads out.
+/// Where the lower layers have the directory or the content of an object with a redirect.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Redirect {
+    /// At this path from the root.
+    Path(PathBuf),
+    /// Under this name in the same directory. Only the kernel writes it.
+    Sibling(OsString),
+}
+
+impl Redirect {
+    /// `None` for one that leads out of the layer.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let target = Path::new(OsStr::from_bytes(value));
+        let path = target.strip_prefix("/").unwrap_or(target);
+        let stays_inside = path.components().all(|part| matches!(part, Component::Normal(_)));
+        let name = path.file_name().filter(|_| stays_inside)?;
+        match target.is_absolute() {
+            true => Some(Self::Path(path.to_path_buf())),
+            false => (name == path.as_os_str()).then(|| Self::Sibling(name.to_os_string())),
+        }
+    }
+}
+
+/// The path in the lower layers that the redirect of the object at `path` names; `None` for one that leads out.
 pub(crate) fn parse_redirect(value: &[u8], path: &Path) -> Option<PathBuf> {
-    let target = Path::new(OsStr::from_bytes(value));
-    let target = match target.strip_prefix("/") {
-        Ok(absolute) => absolute.to_path_buf(),
-        Err(_) => path.parent()?.join(target),
-    };
-    let stays_inside = target.components().all(|part| matches!(part, Component::Normal(_)));
-    (stays_inside && target.file_name().is_some()).then_some(target)
+    match Redirect::parse(value)? {
+        Redirect::Path(path) => Some(path),
+        Redirect::Sibling(name) => Some(path.parent()?.join(name)),
+    }
 }
 
 /// Whether the object at `path` is a whiteout; `stat` is its status.
@@ -131,5 +151,6 @@ mod tests {
         assert_eq!(parse("y"), Some(PathBuf::from("a/y")));
         assert_eq!(parse("/x/../../etc"), None);
         assert_eq!(parse("/"), None);
+        assert_eq!(parse(".."), None);
     }
 }

@@ -3,6 +3,8 @@
 
 use std::os::fd::BorrowedFd;
 
+use rustix::fs::{Statx, StatxTimestamp};
+
 use crate::rooted_dir::Result;
 
 /// A point in time.
@@ -12,6 +14,19 @@ pub struct Time {
     pub seconds: i64,
     /// 0 to 999 999 999.
     pub nanoseconds: u32,
+}
+
+impl Time {
+    /// Nanoseconds since 1970.
+    pub(crate) fn as_nanoseconds(self) -> i64 {
+        self.seconds.saturating_mul(1_000_000_000).saturating_add(self.nanoseconds.into())
+    }
+}
+
+impl From<StatxTimestamp> for Time {
+    fn from(time: StatxTimestamp) -> Self {
+        Self { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
+    }
 }
 
 /// The attributes of an object, as `stat` shows them.
@@ -41,6 +56,32 @@ pub struct Attributes {
     pub rdev: (u32, u32),
     /// Preferred I/O size.
     pub block_size: u32,
+}
+
+impl Attributes {
+    /// The owner and the group.
+    pub(crate) fn owner(&self) -> (u32, u32) {
+        (self.uid, self.gid)
+    }
+}
+
+impl From<&Statx> for Attributes {
+    fn from(stat: &Statx) -> Self {
+        Self {
+            ino: stat.stx_ino,
+            size: stat.stx_size,
+            blocks: stat.stx_blocks,
+            atime: stat.stx_atime.into(),
+            mtime: stat.stx_mtime.into(),
+            ctime: stat.stx_ctime.into(),
+            mode: u32::from(stat.stx_mode),
+            nlink: stat.stx_nlink,
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),
+            block_size: stat.stx_blksize,
+        }
+    }
 }
 
 /// The attributes that a request changes. `None` leaves an attribute unchanged.

@@ -26,7 +26,6 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::hash::RandomState;
-use std::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,27 +35,22 @@ use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 
 use crate::layer::Layer;
+pub(crate) use crate::layer_stack::is_hidden;
+pub use crate::layer_stack::{HIDDEN, LayerPath};
+use crate::layer_stack::{LayerStack, Merged, MergedDir};
 use crate::rooted_dir::Result;
-use crate::vfs::{Attributes, Time};
+use crate::vfs::Attributes;
 use crate::write_set::{Fingerprint, Read};
 
 pub use attr::kill_privileges_of;
 pub(crate) use changed_paths::ChangedPaths;
 pub use handles::Handles;
-pub use location::{LayerPath, NodeIndex, NodeLocation, ROOT};
+pub use location::{NodeIndex, NodeLocation, ROOT};
 pub use modify::{New, Owner};
 use nodes::Node;
 pub use nodes::Nodes;
 pub use open::OpenedFile;
 pub use partial_files::Brought;
-
-/// The store's directory in the base, hidden from every view.
-pub const HIDDEN: &str = ".branching";
-
-/// Whether a path relative to the base is the store. No other name is reserved.
-pub(crate) fn is_hidden(base_path: &Path) -> bool {
-    base_path.as_os_str() == HIDDEN
-}
 
 /// Whether a copy-up copies the content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -118,101 +112,38 @@ pub(crate) struct Found {
     pub(crate) attributes: Attributes,
 }
 
-/// The layers through which a branch is seen, top first, and the merged lookup in them.
-#[derive(Debug)]
-pub(crate) struct LayerStack(Vec<Arc<Layer>>);
-
-impl Deref for LayerStack {
-    type Target = [Arc<Layer>];
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
 impl LayerStack {
     /// Looks up `name` in the directories `sources` of these layers, top first.
     fn find_in(&self, sources: &[LayerPath], name: &OsStr) -> Result<Option<Found>> {
-        let mut merged: Option<Merged> = None;
-        for (position, source) in sources.iter().enumerate() {
-            let path = source.path.join(name);
-            let layer = &source.layer;
-            if layer.is_base() && is_hidden(&path) {
-                continue;
+        match self.find(sources, None, name)? {
+            Some(found) if found.is_directory() => Ok(Some(self.directory(found))),
+            Some(mut found) => {
+                let at = found.at.parts.pop().ok_or(Errno::IO)?;
+                self.object(found.kind(), at, &found.stat).map(Some)
             }
-            let stat = match layer.tree.stat_entry(&source.path, name) {
-                Ok(stat) => stat,
-                Err(Errno::NOENT | Errno::NOTDIR) => continue,
-                Err(error) => return Err(error),
-            };
-            if layer.is_whiteout(&path, &stat)? {
-                break;
-            }
-            let kind = FileType::from_raw_mode(u32::from(stat.stx_mode));
-            if kind != FileType::Directory {
-                return Ok(Some(match merged {
-                    Some(merged) => merged.finish(),
-                    None => {
-                        self.object(kind, LayerPath { layer: Arc::clone(layer), path }, &stat)?
-                    }
-                }));
-            }
-            let at = LayerPath { layer: Arc::clone(layer), path };
-            let is_top = layer.id == self.0[0].id;
-            let rest = &sources[position + 1..];
-            let (opaque, redirect) = if layer.is_base() || self.is_lowest(layer) {
-                (true, None)
-            } else {
-                (layer.is_opaque(&at.path)?, layer.redirect(&at.path)?)
-            };
-            match &mut merged {
-                None => merged = Some(Merged::new(at.clone(), &stat, is_top)),
-                Some(merged) => merged.add(at.clone(), &stat),
-            }
-            if opaque {
-                break;
-            }
-            if let Some(origin) = redirect {
-                for below in self.resolve_below(&at.layer, &origin)? {
-                    let stat = below.layer.tree.stat(&below.path)?;
-                    if let Some(merged) = &mut merged {
-                        merged.add(below, &stat);
-                    }
-                }
-                break;
-            }
-            if rest.is_empty() {
-                break;
-            }
+            None => Ok(None),
         }
-        Ok(merged.map(Merged::finish))
     }
 
-    /// Whether no layer is below this one.
-    fn is_lowest(&self, layer: &Layer) -> bool {
-        self.0.last().is_some_and(|last| last.id == layer.id)
-    }
-
-    /// Resolves `path` in the layers below `layer`, as a redirect requires.
-    fn resolve_below(&self, layer: &Layer, path: &Path) -> Result<Vec<LayerPath>> {
-        let position = self.0.iter().position(|other| other.id == layer.id).ok_or(Errno::IO)?;
-        let mut at: Vec<LayerPath> = self.0[position + 1..]
-            .iter()
-            .map(|layer| LayerPath { layer: Arc::clone(layer), path: PathBuf::new() })
-            .collect();
-        for name in path {
-            at = match self.find_in(&at, name)?.map(|found| found.place) {
-                Some(NodeLocation::Directory { lowers, .. }) => lowers.to_vec(),
-                _ => return Ok(Vec::new()),
-            };
+    /// The result of a lookup that found a directory.
+    fn directory(&self, found: Merged) -> Found {
+        let Merged { at: MergedDir { mut parts, .. }, stat, lowest_ino, .. } = found;
+        let mut attributes = attributes(&stat, &parts[0].layer);
+        if let [_, .., lowest] = &parts[..] {
+            // The lowest directory's number stays the same whatever is copied up above it.
+            attributes.ino = lowest.layer.st_ino(lowest_ino);
+            attributes.nlink = 1; // unknown without a listing; 1 is the value that tools take for that
         }
-        Ok(at)
+        let upper = parts[0].layer.id == self[0].id;
+        let lowers = parts.split_off(usize::from(upper)).into();
+        let place = NodeLocation::Directory { upper, lowers };
+        Found { kind: FileType::Directory, place, inode: None, identity: None, attributes }
     }
 
     /// The result of a lookup that found an object other than a directory.
     fn object(&self, kind: FileType, at: LayerPath, stat: &Statx) -> Result<Found> {
         let layer = Arc::clone(&at.layer);
-        let is_top = layer.id == self.0[0].id;
+        let is_top = layer.id == self[0].id;
         // Only linked objects need to be found again by inode; in the top layer any may be linked later.
         let inode = (is_top || stat.stx_nlink > 1).then_some((layer.origin, stat.stx_ino));
         let is_lower_file = !is_top && kind == FileType::RegularFile;
@@ -231,7 +162,7 @@ impl LayerStack {
     pub(crate) fn object_attributes(&self, stat: &Statx, layer: &Layer) -> Attributes {
         let mut found = attributes(stat, layer);
         if stat.stx_nlink > 1 {
-            let above = self.0.iter().take_while(|other| other.id != layer.id);
+            let above = self.iter().take_while(|other| other.id != layer.id);
             let hidden: u32 =
                 above.map(|other| other.hard_links().hidden((layer.origin, stat.stx_ino))).sum();
             found.nlink = found.nlink.saturating_sub(hidden);
@@ -245,7 +176,7 @@ impl View {
     pub(crate) fn new(layers: Vec<Arc<Layer>>) -> Self {
         let root = root_place(&layers);
         Self {
-            layers: LayerStack(layers),
+            layers: LayerStack::new(layers),
             nodes: Nodes::new(root),
             handles: Handles::default(),
             offsets: RandomState::new(),
@@ -432,7 +363,7 @@ impl View {
         reason: LayerReplacement<'_>,
     ) -> Vec<Outdated> {
         let old_top = self.top();
-        self.layers = LayerStack(layers);
+        self.layers = LayerStack::new(layers);
         if let Ok(root) = self.nodes.get_mut(ROOT) {
             root.place = root_place(&self.layers);
         }
@@ -551,58 +482,11 @@ fn root_place(layers: &[Arc<Layer>]) -> NodeLocation {
     NodeLocation::Directory { upper: layers[0].is_created(), lowers }
 }
 
-/// Directories of several layers under one name, collected from the top down.
-struct Merged {
-    upper: bool,
-    lowers: Vec<LayerPath>,
-    attributes: Attributes,
-    directories: u32,
-}
-
-impl Merged {
-    fn new(at: LayerPath, stat: &Statx, is_top: bool) -> Self {
-        let attributes = attributes(stat, &at.layer);
-        let lowers = if is_top { Vec::new() } else { vec![at] };
-        Self { upper: is_top, lowers, attributes, directories: 1 }
-    }
-
-    fn add(&mut self, at: LayerPath, stat: &Statx) {
-        // The lowest directory's number stays the same whatever is copied up above it.
-        self.attributes.ino = at.layer.st_ino(stat.stx_ino);
-        self.lowers.push(at);
-        self.directories += 1;
-    }
-
-    fn finish(mut self) -> Found {
-        if self.directories > 1 {
-            self.attributes.nlink = 1; // unknown without a listing; 1 is the value that tools take for that
-        }
-        Found {
-            kind: FileType::Directory,
-            place: NodeLocation::Directory { upper: self.upper, lowers: self.lowers.into() },
-            inode: None,
-            identity: None,
-            attributes: self.attributes,
-        }
-    }
-}
-
-/// `stat` of an object in `layer` as the kernel wants it, with the inode number and links to show.
+/// The attributes of an object in `layer` as the kernel shows them, with the inode number and links to show.
 pub(crate) fn attributes(stat: &Statx, layer: &Layer) -> Attributes {
-    let time =
-        |time: rustix::fs::StatxTimestamp| Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec };
     Attributes {
         ino: layer.st_ino(stat.stx_ino),
-        size: stat.stx_size,
-        blocks: stat.stx_blocks,
-        atime: time(stat.stx_atime),
-        mtime: time(stat.stx_mtime),
-        ctime: time(stat.stx_ctime),
-        mode: u32::from(stat.stx_mode),
         nlink: layer.hard_links().shown(stat.stx_ino, stat.stx_nlink),
-        uid: stat.stx_uid,
-        gid: stat.stx_gid,
-        rdev: (stat.stx_rdev_major, stat.stx_rdev_minor),
-        block_size: stat.stx_blksize,
+        ..Attributes::from(stat)
     }
 }

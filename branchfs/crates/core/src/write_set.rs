@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::descriptors::{Kept, Owner, with_room_io};
 use crate::no_follow;
 use crate::rooted_dir::stat_of;
+use crate::vfs::Time;
 
 /// The identity of a state of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -42,15 +43,12 @@ impl Fingerprint {
 
     pub(crate) fn of(stat: &Statx) -> Self {
         const KIND_MASK: u32 = 0o170_000;
-        let nanoseconds = |time: rustix::fs::StatxTimestamp| {
-            time.tv_sec * 1_000_000_000 + i64::from(time.tv_nsec)
-        };
         Self {
             kind: u32::from(stat.stx_mode) & KIND_MASK,
             ino: stat.stx_ino,
             size: stat.stx_size,
-            mtime: nanoseconds(stat.stx_mtime),
-            ctime: nanoseconds(stat.stx_ctime),
+            mtime: Time::from(stat.stx_mtime).as_nanoseconds(),
+            ctime: Time::from(stat.stx_ctime).as_nanoseconds(),
         }
     }
 

@@ -50,12 +50,10 @@ pub(super) struct Against(BTreeMap<PathBuf, Option<Fingerprint>>);
 impl Fingerprint {
     fn of(side: &Side) -> Self {
         let has_content = matches!(side.kind(), FileType::RegularFile | FileType::Symlink);
-        let (seconds, nanoseconds) = side.stat.mtime;
-        let mtime = seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds.into());
         Self {
             mode: side.stat.mode,
             size: if has_content { side.stat.size } else { 0 },
-            mtime: if side.is_directory() { 0 } else { mtime },
+            mtime: if side.is_directory() { 0 } else { side.stat.mtime.as_nanoseconds() },
             sha1: None,
         }
     }

@@ -15,6 +15,7 @@ use super::sparse::Sparse;
 use super::{OUTPUT, WHITEOUT, XATTR};
 use crate::diff::{OpenedFile, Pair, Reader, Side};
 use crate::error::{Context, Error};
+use crate::vfs::Time;
 
 /// Longest name that fits into a header.
 const HEADER_NAME_BYTES_MAX: usize = 100;
@@ -57,7 +58,7 @@ pub fn export(pairs: Vec<Pair>, reader: &mut Reader, out: &mut dyn Write) -> Res
 /// A walk always contains the root; an archive only if it changed.
 fn is_same_root(pair: &Pair, reader: &mut Reader) -> Result<bool, Error> {
     let (Some(before), Some(after)) = (&pair.before, &pair.after) else { return Ok(false) };
-    let shown = |side: &Side| (side.mode(), side.stat.owner, side.stat.mtime);
+    let shown = |side: &Side| (side.mode(), side.stat.owner(), side.stat.mtime);
     Ok(after.path.as_os_str().is_empty()
         && shown(before) == shown(after)
         && reader.xattrs(before)? == reader.xattrs(after)?)
@@ -104,9 +105,9 @@ impl Archive<'_> {
     fn member(&mut self, side: &Side) -> Result<(), Error> {
         let mut header = Header::new_ustar();
         header.set_mode(side.mode());
-        header.set_uid(side.stat.owner.0.into());
-        header.set_gid(side.stat.owner.1.into());
-        let (seconds, nanoseconds) = side.stat.mtime;
+        header.set_uid(side.stat.uid.into());
+        header.set_gid(side.stat.gid.into());
+        let Time { seconds, nanoseconds } = side.stat.mtime;
         header.set_mtime(u64::try_from(seconds).unwrap_or(0));
         header.set_size(0);
         let mut records: PaxRecords = Vec::new();
@@ -126,7 +127,7 @@ impl Archive<'_> {
         };
         if side.is_directory() {
             name.push(b'/');
-        } else if side.stat.links > 1 {
+        } else if side.stat.nlink > 1 {
             let object = (side.layer.id.0, side.stat.ino);
             if let Some(first) = self.linked.get(&object) {
                 let target = first.as_os_str().as_bytes().to_vec();
@@ -181,7 +182,7 @@ impl Archive<'_> {
         };
         header.set_entry_type(kind);
         if matches!(kind, EntryType::Block | EntryType::Char) {
-            let (major, minor) = side.stat.device;
+            let (major, minor) = side.stat.rdev;
             header.set_device_major(major).at(OUTPUT)?;
             header.set_device_minor(minor).at(OUTPUT)?;
         }
@@ -225,7 +226,7 @@ impl Archive<'_> {
 type PaxRecords = Vec<(String, Vec<u8>)>;
 
 /// Seconds with nine fractional digits; before 1970 the fraction counts from the next lower second.
-fn decimal((seconds, nanoseconds): (i64, u32)) -> String {
+fn decimal(Time { seconds, nanoseconds }: Time) -> String {
     if seconds >= 0 || nanoseconds == 0 {
         return format!("{seconds}.{nanoseconds:09}");
     }
@@ -269,9 +270,10 @@ mod tests {
 
     #[test]
     fn times_before_1970_are_decimal_fractions_too() {
-        assert_eq!(decimal((5, 7)), "5.000000007");
-        assert_eq!(decimal((-2, 750_000_000)), "-1.250000000");
-        assert_eq!(decimal((-1, 999_999_999)), "-0.000000001");
-        assert_eq!(decimal((-3, 0)), "-3.000000000");
+        let text = |seconds, nanoseconds| decimal(Time { seconds, nanoseconds });
+        assert_eq!(text(5, 7), "5.000000007");
+        assert_eq!(text(-2, 750_000_000), "-1.250000000");
+        assert_eq!(text(-1, 999_999_999), "-0.000000001");
+        assert_eq!(text(-3, 0), "-3.000000000");
     }
 }

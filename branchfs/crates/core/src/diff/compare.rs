@@ -119,7 +119,7 @@ fn aspects(before: &Side, after: &Side, reader: &mut Reader) -> Result<Vec<Chang
         (ChangedField::Content, !has_same_content(before, after, reader)?),
         // A symbolic link has no mode of its own.
         (ChangedField::Mode, before.mode() != after.mode() && before.kind() != FileType::Symlink),
-        (ChangedField::Owner, before.stat.owner != after.stat.owner),
+        (ChangedField::Owner, before.stat.owner() != after.stat.owner()),
         (ChangedField::Xattrs, xattrs(reader, before)? != xattrs(reader, after)?),
     ];
     let mut found: Vec<ChangedField> =
@@ -146,7 +146,7 @@ fn has_same_content(before: &Side, after: &Side, reader: &mut Reader) -> Result<
         }
         FileType::Symlink => Ok(reader.link_target(before)? == reader.link_target(after)?),
         FileType::CharacterDevice | FileType::BlockDevice => {
-            Ok(before.stat.device == after.stat.device)
+            Ok(before.stat.rdev == after.stat.rdev)
         }
         _ => Ok(true),
     }

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use rustix::fs::{FileType, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-use super::{Side, Stat};
+use super::Side;
 use crate::error::{Context, Error};
 use crate::ids::LayerId;
 use crate::lazy_copy_up::PartialCopy;
 use crate::overlay::user_xattrs;
 use crate::rooted_dir::RootedDir;
+use crate::vfs::Attributes;
 
 /// Bytes read at a time.
 const BUFFER_BYTES: usize = 128 * 1024;
@@ -128,7 +129,8 @@ impl Reader {
     ) -> Result<T, Error> {
         let tree = self.tree(side)?;
         let value = read(tree).map_err(|error| missing(error, side))?;
-        let found = Stat::from(&tree.stat(&side.place).map_err(|error| missing(error, side))?);
+        let found =
+            Attributes::from(&tree.stat(&side.place).map_err(|error| missing(error, side))?);
         if (found.ino, found.mode & libc::S_IFMT) == (side.stat.ino, side.stat.mode & libc::S_IFMT)
         {
             Ok(value)

@@ -41,8 +41,8 @@ pub struct Walked {
 ///
 /// The layers must stand still meanwhile.
 pub fn walk(own: &[Arc<Layer>], below: &[Arc<Layer>], moves: RenamedDirs) -> Result<Walked, Error> {
-    let old = Stack::new(below, None);
-    let new = Stack::new(own, Some(&old));
+    let old = Stack::new(below, &[]);
+    let new = Stack::new(own, below);
     let (before, after) = (old.root(), new.root());
     let mut moved = HashSet::new();
     find_moved(&new, after.clone(), &mut moved)?;
@@ -63,7 +63,7 @@ pub fn walk(own: &[Arc<Layer>], below: &[Arc<Layer>], moves: RenamedDirs) -> Res
 ///
 /// The layers must not change meanwhile.
 pub fn list_view(layers: &[Arc<Layer>]) -> Result<Vec<Pair>, Error> {
-    let view = Stack::new(layers, None);
+    let view = Stack::new(layers, &[]);
     let mut pairs = Vec::new();
     let mut pending = vec![view.root()];
     let mut list = |side| pairs.push(Pair { before: None, after: Some(side), keeps_name: false });
@@ -81,7 +81,7 @@ pub fn list_view(layers: &[Arc<Layer>]) -> Result<Vec<Pair>, Error> {
 }
 
 /// Collects the directories of the parent that the branch has under another name.
-fn find_moved(new: &Stack<'_>, root: Directory, moved: &mut HashSet<PathBuf>) -> Result<(), Error> {
+fn find_moved(new: &Stack, root: Directory, moved: &mut HashSet<PathBuf>) -> Result<(), Error> {
     let mut pending = vec![root];
     while let Some(directory) = pending.pop() {
         for name in new.own_names(&directory)? {
@@ -107,9 +107,9 @@ impl Pair {
     }
 }
 
-struct Walk<'s> {
-    old: Stack<'s>,
-    new: Stack<'s>,
+struct Walk {
+    old: Stack,
+    new: Stack,
     moves: RenamedDirs,
     found: Walked,
     /// Directories of the parent that are under another name.
@@ -118,12 +118,12 @@ struct Walk<'s> {
     pending: Vec<(Directory, Option<Directory>)>,
 }
 
-impl Walk<'_> {
+impl Walk {
     /// Compares the content of a directory with that of its counterpart.
     fn directory(&mut self, after: &Directory, before: Option<&Directory>) -> Result<(), Error> {
         let shows = match before {
             Some(before) => after.origin() == Some(before.path.as_path()),
-            None => after.below.is_none(),
+            None => after.origin().is_none(),
         };
         let was_moved = before.is_some_and(|before| before.path != after.path);
         let mut names: BTreeSet<OsString> = self.new.own_names(after)?;
@@ -187,12 +187,12 @@ impl Walk<'_> {
         };
         let expected = before.as_ref().map(|before| before.path.clone());
         // What shows through is the counterpart; where nothing does, the directory of the same name.
-        let counterpart = match after.below.as_deref() {
+        let counterpart = match after.below() {
             Some(origin) => {
                 if let Some(replaced) = before.filter(|before| before.path != origin.path) {
                     self.removed(&replaced)?;
                 }
-                Some(origin.clone())
+                Some(origin)
             }
             None => {
                 if before.is_some() {

@@ -1,13 +1,13 @@
 //! The overlay attributes of a layer: whiteouts, opaque directories, redirects.
 
 use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{RenameFlags, Statx, XattrFlags};
 use rustix::io::Errno;
 
 use super::{Layer, WorkEntry};
-use crate::overlay;
+use crate::overlay::{self, Redirect};
 use crate::rooted_dir::{Result, RootedDir};
 
 impl Layer {
@@ -28,24 +28,19 @@ impl Layer {
         Ok(value.is_some_and(|value| value == b"y"))
     }
 
-    /// The text of the redirect of the object at `path`.
-    pub(crate) fn redirect_text(&self, path: &Path) -> Result<Option<Vec<u8>>> {
-        let Some(own) = &self.own else {
-            return Ok(None);
-        };
-        self.tree.find_xattr(path, OsStr::new(own.namespace.redirect()))
-    }
-
     /// Whether the file at `path` is a metacopy (only in layers that overlayfs wrote).
     pub(crate) fn is_without_content(&self, path: &Path) -> Result<bool> {
         let metacopy = OsStr::new(overlay::METACOPY_XATTR);
         Ok(self.own.is_some() && self.tree.find_xattr(path, metacopy)?.is_some())
     }
 
-    /// The original path of the directory at `path`, if it was renamed over lower layers.
-    pub(crate) fn redirect(&self, path: &Path) -> Result<Option<PathBuf>> {
-        match self.redirect_text(path)? {
-            Some(value) => overlay::parse_redirect(&value, path).map(Some).ok_or(Errno::IO),
+    /// The redirect of the object at `path`, if it has one. `EUCLEAN` for one that leads out of the layer.
+    pub(crate) fn redirect(&self, path: &Path) -> Result<Option<Redirect>> {
+        let Some(own) = &self.own else {
+            return Ok(None);
+        };
+        match self.tree.find_xattr(path, OsStr::new(own.namespace.redirect()))? {
+            Some(value) => Redirect::parse(&value).map(Some).ok_or(Errno::UCLEAN),
             None => Ok(None),
         }
     }

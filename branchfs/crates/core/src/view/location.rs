@@ -1,24 +1,14 @@
 //! Where the content of a node lies.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::layer::Layer;
+use crate::layer_stack::LayerPath;
 
 /// Index of a node within its view; 1 is the branch's root directory.
 pub type NodeIndex = u64;
 
 /// The branch's root directory.
 pub const ROOT: NodeIndex = 1;
-
-/// A path in one layer.
-#[derive(Clone, Debug)]
-pub struct LayerPath {
-    /// The layer.
-    pub layer: Arc<Layer>,
-    /// The path in the layer.
-    pub path: PathBuf,
-}
 
 /// The location of a node's content.
 #[derive(Clone, Debug)]

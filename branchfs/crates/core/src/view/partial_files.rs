@@ -10,9 +10,11 @@ use rustix::io::Errno;
 
 use super::CopyData;
 use super::open::big_file_bytes;
-use super::{LayerPath, LayerStack, NodeIndex, NodeLocation, View};
+use super::{NodeIndex, NodeLocation, View};
+
 use crate::error::{Context, Error};
 use crate::layer::Layer;
+use crate::layer_stack::{LayerPath, LayerStack};
 use crate::lazy_copy_up::{
     LowerFile, LowerFingerprint, OPEN_FLAGS, PartialCopy, PartialCopyIndex, Record,
 };
@@ -82,7 +84,7 @@ impl LayerStack {
     /// The lower file of the copy with `record` in `layer`: at its recorded place, or in another layer further down if
     /// a commit has moved it there.
     fn original(&self, layer: &Layer, record: &Record) -> Result<Option<LowerFile>> {
-        let below = self.0.iter().skip_while(|other| other.id != layer.id).skip(1);
+        let below = self.iter().skip_while(|other| other.id != layer.id).skip(1);
         let (then, others): (Vec<_>, Vec<_>) = below.partition(|other| other.id == record.layer);
         for candidate in then.into_iter().chain(others) {
             let file = match candidate.tree.open(&record.path, OFlags::RDONLY | OFlags::NONBLOCK) {
@@ -117,7 +119,7 @@ impl LayerStack {
         stat: &Statx,
         copy: &OwnedFd,
     ) -> Result<()> {
-        let top = Arc::clone(&self.0[0]);
+        let top = Arc::clone(&self[0]);
         let file = source.layer.tree.open(&source.path, OFlags::RDONLY | OFlags::NONBLOCK)?;
         let seen = LowerFingerprint::of(file.as_fd())?;
         if (seen.ino, seen.size) != (stat.stx_ino, stat.stx_size) {
@@ -140,7 +142,7 @@ impl LayerStack {
     /// `Io`.
     pub(crate) fn partial_copies(&self) -> std::result::Result<Vec<PendingCopyUp>, Error> {
         let mut found = Vec::new();
-        for layer in &self.0 {
+        for layer in self.iter() {
             if layer.partial_copies().is_some_and(|parts| !parts.is_empty()) {
                 self.find_partial_copies(layer, &mut found)?;
             }

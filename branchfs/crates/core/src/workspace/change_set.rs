@@ -130,7 +130,7 @@ fn change(pair: &Pair) -> Result<Option<Change>, Error> {
 }
 
 fn attributes_differ(one: &Side, other: &Side) -> Result<bool, Error> {
-    Ok((one.stat.mode, one.stat.owner) != (other.stat.mode, other.stat.owner)
+    Ok((one.stat.mode, one.stat.owner()) != (other.stat.mode, other.stat.owner())
         || xattrs(&one.layer.tree, &one.place)? != xattrs(&other.layer.tree, &other.place)?)
 }
 

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use super::UpperEntry;
 use super::remove::counting_less;
 use crate::layer::{Layer, WorkEntry};
+use crate::overlay::Redirect;
 use crate::rooted_dir::Result;
 use crate::view::CopyData;
 use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
@@ -167,11 +168,12 @@ impl View {
 /// The path under which the merged layers below the top one show the object at `path` of the top layer. It may differ
 /// from the path in the lower layer: a layer in between may have moved a parent directory.
 fn path_below(top: &Layer, path: &Path) -> Result<PathBuf> {
-    for ancestor in path.ancestors().filter(|ancestor| !ancestor.as_os_str().is_empty()) {
-        if let Some(origin) = top.redirect(ancestor)? {
-            let rest = path.strip_prefix(ancestor).unwrap_or(Path::new(""));
-            return Ok(if rest.as_os_str().is_empty() { origin } else { origin.join(rest) });
-        }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok(PathBuf::new());
+    };
+    match top.redirect(path)? {
+        Some(Redirect::Path(origin)) => Ok(origin),
+        Some(Redirect::Sibling(name)) => Ok(path_below(top, parent)?.join(name)),
+        None => Ok(path_below(top, parent)?.join(name)),
     }
-    Ok(path.to_path_buf())
 }
