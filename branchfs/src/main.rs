@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use branchfs::protocol::{self, BranchRef, BranchState, Change, RevertReply};
+use branchfs::protocol::{self, BranchRef, BranchState, Change};
 use branchfs::{DriverKind, LogLevel, Options, Policy, RecoverOptions};
 use clap::{Parser, Subcommand};
 
@@ -422,12 +422,14 @@ fn run(command: Command) -> Result<()> {
             }
             Ok(())
         }
-        Command::Undo { revert: UndoArgs { force, dry_run, mountpoint } } => show_reverted(
-            client::request(&mountpoint, protocol::Undo { commit: None, force, dry_run })?,
-        ),
-        Command::Redo { revert: UndoArgs { force, dry_run, mountpoint } } => show_reverted(
-            client::request(&mountpoint, protocol::Redo { commit: None, force, dry_run })?,
-        ),
+        Command::Undo { revert: UndoArgs { force, dry_run, mountpoint } } => {
+            let undo = protocol::Undo { commit: None, force, dry_run };
+            show_changes(&client::request(&mountpoint, undo)?.changes)
+        }
+        Command::Redo { revert: UndoArgs { force, dry_run, mountpoint } } => {
+            let redo = protocol::Redo { commit: None, force, dry_run };
+            show_changes(&client::request(&mountpoint, redo)?.changes)
+        }
         Command::History { json, mountpoint } => {
             let reply = client::request(&mountpoint, protocol::History {})?;
             if json {
@@ -507,10 +509,6 @@ fn named_or_current(name: Option<String>, mountpoint: &Path) -> Result<String> {
         bail!("no branch is the current one\nHint: give its name before the mountpoint");
     }
     Ok(current)
-}
-
-fn show_reverted(reverted: RevertReply) -> Result<()> {
-    show_changes(&reverted.changes)
 }
 
 fn show_changes(changes: &[Change]) -> Result<()> {

@@ -5,15 +5,18 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use rustix::fs::{OFlags, RenameFlags};
+use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::control_file::{CONTROL_HANDLE, CONTROL_INDEX};
+use super::io::loses_set_id;
+use super::listing::{NAME_ALONE, kind_of};
 use super::{
     BranchFilesystem, CONTROL_XATTR, MAIN, MountedBranch, PRIVATE_XATTR, attributes,
     attributes_ttl, ttl,
 };
 use branchfs_core::descriptors::admit_file;
+use branchfs_core::file_io::FileIo;
 use branchfs_core::injected_panics::panic_if_listed;
 use branchfs_core::quota::{Ledger, Quota};
 use branchfs_core::vfs;
@@ -96,8 +99,7 @@ impl Filesystem for BranchFilesystem {
         }
     }
 
-    fn getattr(&self, node: NodeId, handle: Option<Handle>) -> FsResult<(Attributes, Duration)> {
-        let _ = handle;
+    fn getattr(&self, node: NodeId, _handle: Option<Handle>) -> FsResult<(Attributes, Duration)> {
         let _pass = self.mount.enter_request();
         let (mounted, index) = self.at(node)?;
         if self.control_file(index).is_some() {
@@ -401,7 +403,15 @@ impl Filesystem for BranchFilesystem {
         offset: u64,
         buffer: &mut [u8],
     ) -> FsResult<usize> {
-        self.read_file(node, handle, offset, buffer)
+        if let (slot, Some(control_file)) = self.control_file_at(node) {
+            let content = control_file.read(slot)?;
+            let rest = usize::try_from(offset).ok().and_then(|from| content.as_bytes().get(from..));
+            let count = rest.map_or(0, |rest| rest.len().min(buffer.len()));
+            buffer[..count].copy_from_slice(&rest.unwrap_or_default()[..count]);
+            return Ok(count);
+        }
+        let _pass = self.mount.enter_request();
+        self.content(node, handle)?.read(offset, buffer)
     }
 
     fn write(
@@ -412,7 +422,19 @@ impl Filesystem for BranchFilesystem {
         data: &[u8],
         kill_privileges: bool,
     ) -> FsResult<usize> {
-        self.write_file(node, handle, offset, data, kill_privileges)
+        if let (slot, Some(control_file)) = self.control_file_at(node) {
+            return control_file.write(slot, data).map(|()| data.len());
+        }
+        let _pass = self.mount.enter_request();
+        let (content, file_use) = self.writable_content(node, handle)?;
+        self.kill_privileges(node, &content, kill_privileges)?;
+        let write = || content.write(offset, data);
+        match file_use {
+            Some(file_use) => {
+                file_use.write(content.file.as_fd(), offset, data.len() as u64, write)
+            }
+            None => write(),
+        }
     }
 
     fn fallocate(
@@ -424,11 +446,29 @@ impl Filesystem for BranchFilesystem {
         offset: u64,
         length: u64,
     ) -> FsResult<()> {
-        self.allocate(caller, node, handle, mode, offset, length)
+        let _pass = self.mount.enter_request();
+        let (content, file_use) = self.writable_content(node, handle)?;
+        self.kill_privileges(node, &content, loses_set_id(caller))?;
+        let FileIo { file, partial } = content;
+        let mode = FallocateFlags::from_bits_retain(mode);
+        match (file_use, partial) {
+            (Some(file_use), _) => file_use.allocate(file.as_fd(), mode, offset, length),
+            (None, Some(partial)) => partial.allocate(mode, offset, length),
+            (None, None) => rustix::fs::fallocate(&*file, mode, offset, length),
+        }
     }
 
     fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> FsResult<u64> {
-        self.seek(node, handle, offset, whence)
+        const SEEK_DATA: u32 = 3;
+        const SEEK_HOLE: u32 = 4;
+        let FileIo { file, partial } = self.content(node, handle)?;
+        match (whence, partial) {
+            (SEEK_DATA, Some(partial)) => partial.seek_data(offset),
+            (SEEK_HOLE, Some(partial)) => partial.seek_hole(offset),
+            (SEEK_DATA, None) => rustix::fs::seek(&*file, SeekFrom::Data(offset)),
+            (SEEK_HOLE, None) => rustix::fs::seek(&*file, SeekFrom::Hole(offset)),
+            _ => Err(Errno::INVAL),
+        }
     }
 
     fn copy_file_range(
@@ -439,7 +479,16 @@ impl Filesystem for BranchFilesystem {
         length: u64,
         _flags: u64,
     ) -> FsResult<usize> {
-        self.copy_range(caller, from, to, length)
+        let _pass = self.mount.enter_request();
+        let source = self.content(from.0, from.1)?;
+        let (target, file_use) = self.writable_content(to.0, to.1)?;
+        self.kill_privileges(to.0, &target, loses_set_id(caller))?;
+        let copy = |length: u64| target.copy_from(&source, from.2, to.2, length);
+        let Some(file_use) = file_use else { return copy(length) };
+        // Asked for more than there is, it copies what there is: no more is to be taken.
+        let size = u64::try_from(rustix::fs::fstat(&*source.file)?.st_size).unwrap_or(0);
+        let length = length.min(size.saturating_sub(from.2));
+        file_use.write(target.file.as_fd(), to.2, length, || copy(length))
     }
 
     fn readdir(
@@ -450,7 +499,61 @@ impl Filesystem for BranchFilesystem {
         plus: bool,
         sink: &mut dyn DirectorySink,
     ) -> FsResult<()> {
-        self.list(node, offset, plus, sink)
+        let (slot, index) = Self::split(node);
+        if let (MAIN, Some(kernel)) = (slot, self.kernel.get().filter(|_| offset > 0)) {
+            // The kernel has cached the part that was read. It must be invalidated before the end is reported: the
+            // kernel does not cache an incomplete listing.
+            let _ = kernel.invalidate_node(node); // the kernel may keep none: as good
+        }
+        let _pass = self.mount.enter_request();
+        let mounted = self.mount.mounted(slot)?;
+        let mut view = mounted.live()?;
+        let listing = view.listing(index, offset)?;
+        let push = |sink: &mut dyn DirectorySink, ino: u64, next: u64, kind: u8, name: &OsStr| {
+            if plus {
+                sink.push_plus(&NAME_ALONE, ino, next, kind, name)
+            } else {
+                sink.push(ino, next, kind, name)
+            }
+        };
+        const DIRECTORY: u8 = 4;
+        let own_ino = |view: &View| view.getattr(index).map_or(1, |own| own.ino);
+        if offset == 0 && !push(sink, own_ino(&view), 1, DIRECTORY, OsStr::new(".")) {
+            return Ok(());
+        }
+        if offset <= 1 && !push(sink, view.parent_ino(index), 2, DIRECTORY, OsStr::new("..")) {
+            return Ok(());
+        }
+        let rest = &listing[listing.partition_point(|listed| listed.offset <= offset)..];
+        if rest.is_empty() && offset > 0 {
+            view.end_listing(index);
+        }
+        for listed in rest {
+            let (entry, next, kind) = (&listed.entry, listed.offset, kind_of(listed.entry.kind));
+            if plus && !sink.has_room(&entry.name) {
+                break;
+            }
+            let found = if plus {
+                self.entry_attributes(&mounted, &mut view, index, &entry.name)
+            } else {
+                None
+            };
+            let pushed = match &found {
+                Some((child, told)) => {
+                    let ino = told.attributes.map_or(entry.ino, |attributes| attributes.ino);
+                    let pushed = sink.push_plus(told, ino, next, kind, &entry.name);
+                    if !pushed {
+                        view.nodes.drop_lookups(*child, 1);
+                    }
+                    pushed
+                }
+                None => push(sink, entry.ino, next, kind, &entry.name),
+            };
+            if !pushed {
+                break;
+            }
+        }
+        Ok(())
     }
 
     fn statfs(&self, node: NodeId) -> FsResult<Statfs> {

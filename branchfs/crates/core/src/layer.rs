@@ -32,7 +32,7 @@ use crate::no_follow;
 use crate::object_copy::copy_metadata;
 use crate::overlay::Namespace;
 use crate::quota::{Ledger, Quota};
-use crate::rooted_dir::{Result, RootedDir};
+use crate::rooted_dir::{Result, RootedDir, to_errno};
 use crate::write_set::{Precondition, Read, ReadSet, WriteSet};
 
 use lazy_dir::{LazyDir, make_directory};
@@ -182,18 +182,16 @@ impl Layer {
             return Ok(());
         }
         let (own, root) = (self.own(), Path::new(""));
-        let errno = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         make_directory(&own.directory)?;
         let draft = own.directory.join("upper.new");
         make_directory(&draft)?;
         let made = RootedDir::open_root(&draft)?;
         let stat = below.stat(root)?;
         copy_metadata((below, root, &stat), (&made, root))?;
-        no_follow::rename(&draft, &own.directory.join("upper")).map_err(errno)?;
+        no_follow::rename(&draft, &own.directory.join("upper")).map_err(to_errno)?;
         // From here on the layer exists; the branch log learns it before anything is written into it.
         if let Some(observer) = self.own().observer.get() {
-            let told = observer.created(self.id);
-            told.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+            observer.created(self.id).map_err(to_errno)?;
         }
         self.tree.set_root(&self.own().directory, "upper")
     }

@@ -18,7 +18,7 @@ use rustix::mount::{
     UnmountFlags,
 };
 
-use crate::rooted_dir::descriptor_path;
+use crate::rooted_dir::{descriptor_path, to_errno};
 use crate::{no_follow, sys};
 
 /// The source of our overlay mounts in the mount table. Not "branchfs", which is that of the mount that contains them.
@@ -132,8 +132,7 @@ impl ReadOnlyCover {
     /// Covers the mount with the root `root`. Paths that begin at a directory in the mount, such as a working
     /// directory, do not lead through the cover.
     pub fn new(root: BorrowedFd<'_>) -> Result<Self> {
-        let mount = sys::read_only_clone(root)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let mount = sys::read_only_clone(root).map_err(to_errno)?;
         let flags =
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         rustix::mount::move_mount(&mount, "", root, "", flags)?;

@@ -498,7 +498,8 @@ fn absent_is_success(outcome: Result<()>) -> Result<()> {
     }
 }
 
-fn to_errno(error: std::io::Error) -> Errno {
+/// The number of an error of the standard library, for requests. `EIO` for one that has none.
+pub(crate) fn to_errno(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{Kept, Owner, with_room_io};
 use crate::no_follow;
-use crate::rooted_dir::stat_of;
+use crate::rooted_dir::{stat_of, to_errno};
 use crate::vfs::Time;
 
 /// The identity of a state of an object.
@@ -211,7 +211,7 @@ impl WriteSet {
         let path = self.0.path.clone();
         let mut text = match no_follow::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            other => other.map_err(|error| errno(&error))?,
+            other => other.map_err(to_errno)?,
         };
         let lines: Vec<Record> = text
             .split(|byte| *byte == b'\n')
@@ -239,7 +239,7 @@ impl WriteSet {
             no_follow::rename(&draft, &path)?;
             Log::open(&path)
         };
-        self.0 = written().map_err(|error| errno(&error))?;
+        self.0 = written().map_err(to_errno)?;
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl WriteSet {
         if !self.0.is_made {
             return Ok(());
         }
-        rustix::fs::fdatasync(&*self.0.append().map_err(|error| errno(&error))?)
+        rustix::fs::fdatasync(&*self.0.append().map_err(to_errno)?)
     }
 
     /// One `write`, so that a crash can only leave the last record incomplete. A full disk may take half a line; that
@@ -283,17 +283,13 @@ impl WriteSet {
     fn append(&mut self, record: &Record) -> Result<(), Errno> {
         let mut line = serde_json::to_vec(record).map_err(|_| Errno::IO)?;
         line.push(b'\n');
-        let file = self.0.append().map_err(|error| errno(&error))?;
+        let file = self.0.append().map_err(to_errno)?;
         let before = stat_of(&*file)?.stx_size;
         write_all(&file, &line).inspect_err(|_| {
             // Where even that fails, opening the log again does it.
             let _ = rustix::fs::ftruncate(&*file, before);
         })
     }
-}
-
-fn errno(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 fn write_all(file: &OwnedFd, mut bytes: &[u8]) -> Result<(), Errno> {
@@ -371,7 +367,7 @@ impl ReadSet {
         if self.noted.contains(&(path.to_path_buf(), read)) {
             return Ok(());
         }
-        self.note_new(path, read).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        self.note_new(path, read).map_err(to_errno)
     }
 }
 

@@ -4,10 +4,8 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use rustix::io::Errno;
-
 use crate::no_follow;
-use crate::rooted_dir::{DirectoryEntry, Result, RootedDir};
+use crate::rooted_dir::{DirectoryEntry, Result, RootedDir, to_errno};
 
 /// The directory, there or not.
 #[derive(Debug)]
@@ -49,5 +47,5 @@ pub(super) fn make_directory(path: &Path) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         other => other.and_then(|()| no_follow::give_as_parent(path)),
     };
-    made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    made.map_err(to_errno)
 }

@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 
 use super::PartialCopy;
 use crate::error::{Context, Error};
 use crate::no_follow;
-use crate::rooted_dir::Result;
+use crate::rooted_dir::{Result, to_errno};
 
 /// The table.
 #[derive(Debug)]
@@ -66,7 +65,7 @@ impl PartialCopyIndex {
     /// A new object will be one.
     pub(crate) fn mark(&self, ino: u64) -> Result<()> {
         let marked = self.make(ino);
-        marked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        marked.map_err(to_errno)?;
         self.lock().insert(ino, Weak::new());
         Ok(())
     }
@@ -87,7 +86,7 @@ impl PartialCopyIndex {
     /// The file of a copy's map.
     pub(crate) fn map(&self, ino: u64) -> Result<OwnedFd> {
         let opened = no_follow::open_file(&self.directory.join(ino.to_string()), OFlags::RDWR);
-        opened.map(OwnedFd::from).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        opened.map(OwnedFd::from).map_err(to_errno)
     }
 
     /// Removes the entry of a copy that is complete.

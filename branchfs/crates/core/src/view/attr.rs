@@ -1,17 +1,15 @@
 //! Attributes and extended attributes of a node.
 
 use std::ffi::OsStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
-use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, Timespec, Timestamps, XattrFlags,
-};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
 use super::CopyData;
 use super::{NodeIndex, NodeLocation, View, attributes};
 use crate::overlay::is_private_xattr;
-use crate::rooted_dir::{Result, RootedDir, descriptor_path, read_growing, xattr_names};
+use crate::rooted_dir::{Result, RootedDir, descriptor_path, read_growing, stat_of, xattr_names};
 use crate::vfs::{Attributes, SetAttr, SetTime};
 use crate::write_set::Read;
 
@@ -49,7 +47,7 @@ impl View {
                 {
                     // Others replaced or changed it in the base: open files still show the old object.
                     if let Some(file) = self.open_file_of(index) {
-                        stat = stat_file(&file)?;
+                        stat = stat_of(&file)?;
                     }
                 }
                 let mut found = self.layers.object_attributes(&stat, &at.layer);
@@ -69,7 +67,7 @@ impl View {
         let Some(file) = self.open_file_of(index) else {
             return last.ok_or(Errno::STALE);
         };
-        let stat = stat_file(&file)?;
+        let stat = stat_of(&file)?;
         let mut found = attributes(&stat, &self.layers[0]);
         found.ino = last.map_or(stat.stx_ino, |last| last.ino);
         if let Some(partial) = self.partial_of(index)? {
@@ -226,10 +224,6 @@ impl View {
             }
         }
     }
-}
-
-fn stat_file(file: &OwnedFd) -> Result<Statx> {
-    rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
 
 /// Removes capabilities after a change of content, and the set-id bits if `set_id` is set. The kernel leaves this to
