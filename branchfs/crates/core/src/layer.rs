@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
@@ -58,22 +58,76 @@ pub(crate) trait LayerObserver: std::fmt::Debug + Send + Sync {
     fn created(&self, layer: LayerId) -> io::Result<()>;
 }
 
-/// The fields of a branch's layer that the base does not have.
+/// The fields of a branch's layer that the base does not have. Small, because there is one for each idle branch.
 #[derive(Debug)]
 struct UpperDir {
     directory: PathBuf,
     observer: OnceLock<Arc<dyn LayerObserver>>,
+    namespace: Namespace,
+    on_other_filesystem: bool,
+    /// Created when it is first used: an idle branch has none.
+    state: OnceLock<Box<State>>,
+    /// Set if the branch or one of its ancestors has a disk limit.
+    ledger: OnceLock<Box<Ledger>>,
+    /// The read set, if the policy needs one.
+    reads: Option<Box<Mutex<ReadSet>>>,
+}
+
+/// The state of a layer that is in use.
+#[derive(Debug)]
+struct State {
     work: LazyDir,
     links: LazyDir,
     partial_copies: PartialCopyIndex,
-    namespace: Namespace,
-    on_other_filesystem: bool,
     scratch: AtomicU64,
     log: Mutex<Log>,
-    /// Set if the branch or one of its ancestors has a disk limit.
-    ledger: OnceLock<Ledger>,
-    /// The read set, if the policy needs one.
-    reads: Option<Mutex<ReadSet>>,
+}
+
+impl State {
+    /// The state of a layer in `directory` that does not exist on disk.
+    fn new(directory: &Path) -> Self {
+        Self {
+            work: LazyDir::new(directory, "work"),
+            links: LazyDir::new(directory, "links"),
+            partial_copies: PartialCopyIndex::none(directory),
+            scratch: AtomicU64::new(0),
+            log: Mutex::new(Log {
+                writes: WriteSet::new(&directory.join("writes")),
+                origins: HashMap::new(),
+                linked: HashSet::new(),
+                link_counts: HashMap::new(),
+                hidden: HashMap::new(),
+            }),
+        }
+    }
+
+    /// Reads the state of a layer in `directory` that exists on disk.
+    fn load(directory: &Path) -> std::result::Result<Self, Error> {
+        let mut state = Self::new(directory);
+        let links = state.links.list().at(directory)?;
+        state.partial_copies = PartialCopyIndex::open(directory)?;
+        let path = directory.join("writes");
+        let loaded = WriteSet::load(&path).at(&path)?;
+        state.log = Mutex::new(Log {
+            writes: WriteSet::open(&path).at(&path)?,
+            origins: loaded.origins,
+            linked: links.iter().filter_map(|entry| parse_link(&entry.name)).collect(),
+            link_counts: loaded.links,
+            hidden: loaded.hidden,
+        });
+        Ok(state)
+    }
+}
+
+impl UpperDir {
+    fn state(&self) -> &State {
+        self.state.get_or_init(|| Box::new(State::new(&self.directory)))
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        // A panic while the log was held leaves at most one record unwritten; drift checks treat that as unknown.
+        self.state().log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug)]
@@ -109,17 +163,7 @@ impl Layer {
             other => other.at(directory.join("upper"))?,
         };
         if let Some(own) = &mut layer.own {
-            let links = own.links.list().at(directory)?;
-            own.partial_copies = PartialCopyIndex::open(directory)?;
-            let path = directory.join("writes");
-            let loaded = WriteSet::load(&path).at(&path)?;
-            own.log = Mutex::new(Log {
-                writes: WriteSet::open(&path).at(&path)?,
-                origins: loaded.origins,
-                linked: links.iter().filter_map(|entry| parse_link(&entry.name)).collect(),
-                link_counts: loaded.links,
-                hidden: loaded.hidden,
-            });
+            own.state = OnceLock::from(Box::new(State::load(directory)?));
         }
         Ok(layer)
     }
@@ -134,19 +178,9 @@ impl Layer {
         let own = UpperDir {
             directory: directory.to_path_buf(),
             observer: OnceLock::new(),
-            work: LazyDir::new(directory, "work"),
-            links: LazyDir::new(directory, "links"),
-            partial_copies: PartialCopyIndex::none(directory),
             namespace,
             on_other_filesystem,
-            scratch: AtomicU64::new(0),
-            log: Mutex::new(Log {
-                writes: WriteSet::new(&directory.join("writes")),
-                origins: HashMap::new(),
-                linked: HashSet::new(),
-                link_counts: HashMap::new(),
-                hidden: HashMap::new(),
-            }),
+            state: OnceLock::new(),
             ledger: OnceLock::new(),
             reads: None,
         };
@@ -158,7 +192,7 @@ impl Layer {
         if let Some(own) = &mut self.own {
             make_directory(&own.directory).at(&own.directory)?;
             let log = own.directory.join("reads");
-            own.reads = Some(Mutex::new(ReadSet::open(&log).at(&log)?));
+            own.reads = Some(Box::new(Mutex::new(ReadSet::open(&log).at(&log)?)));
         }
         Ok(())
     }
@@ -199,7 +233,10 @@ impl Layer {
     /// Adds a path of the snapshot to the read set. One `write` the first time, nothing after that.
     pub(crate) fn record_read(&self, path: &Path, read: Read) -> Result<()> {
         match self.own.as_ref().and_then(|own| own.reads.as_ref()) {
-            Some(reads) => lock(reads).record(path, read),
+            Some(reads) => {
+                let mut reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+                reads.record(path, read)
+            }
             None => Ok(()),
         }
     }
@@ -223,7 +260,7 @@ impl Layer {
 
     /// The layer's files that were copied up in part; the base has none.
     pub(crate) fn partial_copies(&self) -> Option<&PartialCopyIndex> {
-        self.own.as_ref().map(|own| &own.partial_copies)
+        self.own.as_ref().map(|own| &own.state().partial_copies)
     }
 
     /// The namespace of the layer's overlay attributes.
@@ -234,15 +271,15 @@ impl Layer {
     /// Starts counting the disk usage of the layer.
     pub(crate) fn set_quota(&self, quota: Option<Arc<Quota>>) -> Result<()> {
         if let Some(quota) = quota {
-            let _ =
-                self.own().ledger.set(Ledger::of(quota, self.is_created().then_some(&self.tree))?); // set once, at create or start
+            let ledger = Ledger::of(quota, self.is_created().then_some(&self.tree))?;
+            let _ = self.own().ledger.set(Box::new(ledger)); // set once, at create or start
         }
         Ok(())
     }
 
     /// The ledger of the layer, if the branch has a disk limit.
     pub fn ledger(&self) -> Option<&Ledger> {
-        self.own.as_ref().and_then(|own| own.ledger.get())
+        self.own.as_ref().and_then(|own| own.ledger.get().map(AsRef::as_ref))
     }
 
     /// True for the base: written in place, without whiteouts.
@@ -260,7 +297,7 @@ impl Layer {
     pub(crate) fn st_ino(&self, ino: u64) -> u64 {
         const OTHER_FILE_SYSTEM: u64 = 1 << 62;
         match &self.own {
-            Some(own) => match lock(&own.log).origins.get(&ino) {
+            Some(own) => match own.log().origins.get(&ino) {
                 Some(shown) => *shown,
                 None if own.on_other_filesystem => ino | OTHER_FILE_SYSTEM,
                 None => ino,
@@ -275,7 +312,7 @@ impl Layer {
         base_path: &Path,
         expected: Precondition,
     ) -> Result<()> {
-        lock(&self.own().log).writes.record_precondition(base_path, expected)
+        self.own().log().writes.record_precondition(base_path, expected)
     }
 
     /// Replaces the recorded state of each path of the base by that of `now`.
@@ -283,35 +320,30 @@ impl Layer {
         &self,
         now: impl Fn(&Path) -> Result<Precondition>,
     ) -> Result<()> {
-        lock(&self.own().log).writes.update_preconditions(now)
+        self.own().log().writes.update_preconditions(now)
     }
 
     /// Syncs the recorded dependencies.
     pub(crate) fn sync_log(&self) -> Result<()> {
-        lock(&self.own().log).writes.sync()
+        self.own().log().writes.sync()
     }
 
     /// Records that the object `ino` of this layer shows the inode number of its origin.
     pub(crate) fn set_origin(&self, ino: u64, shown: u64) -> Result<()> {
-        let mut log = lock(&self.own().log);
+        let mut log = self.own().log();
         log.origins.insert(ino, shown);
         log.writes.origin(ino, shown)
     }
 
     /// The inode number that the object `ino` of this layer shows, if it is not its own.
     pub(crate) fn origin_of(&self, ino: u64) -> Option<u64> {
-        self.own.as_ref().and_then(|own| lock(&own.log).origins.get(&ino).copied())
+        self.own.as_ref().and_then(|own| own.log().origins.get(&ino).copied())
     }
 
     /// Removes the origin recorded for inode number `ino`, which a new object has reused.
     pub(crate) fn forget_origin(&self, ino: u64) -> Result<()> {
         let Some(own) = &self.own else { return Ok(()) };
-        let mut log = lock(&own.log);
+        let mut log = own.log();
         if log.origins.remove(&ino).is_some() { log.writes.record_removed(ino) } else { Ok(()) }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // A panic while the log was held leaves at most one record unwritten; drift checks treat that as unknown.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

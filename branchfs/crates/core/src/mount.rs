@@ -11,7 +11,7 @@ mod mounted_branch;
 mod unsynced;
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -20,12 +20,11 @@ use rustix::io::Errno;
 use crate::fail_stop::FailStop;
 use crate::layer::Layer;
 use crate::rooted_dir::Result;
-use crate::view::View;
 
 pub use invalidation::KernelCache;
 use mounted_branch::BranchState;
 pub(crate) use mounted_branch::FreezeGuard;
-pub use mounted_branch::MountedBranch;
+pub use mounted_branch::{MountedBranch, ViewGuard};
 
 /// Number of a view; 0 is main.
 pub type ViewId = u64;
@@ -48,7 +47,7 @@ pub struct Mount {
 #[derive(Debug)]
 struct Views {
     by_slot: HashMap<ViewId, Arc<MountedBranch>>,
-    by_name: HashMap<OsString, ViewId>,
+    by_name: HashMap<Arc<OsStr>, ViewId>,
     next: ViewId,
 }
 
@@ -56,9 +55,16 @@ impl Mount {
     /// A mount with main only, over `base`.
     #[must_use]
     pub fn new(base: Arc<Layer>) -> Self {
-        let main = Arc::new(MountedBranch::new(MAIN, OsString::new(), MAIN, View::new(vec![base])));
+        let copies_in_part = Arc::default();
+        let main = MountedBranch::new(
+            MAIN,
+            Arc::from(OsStr::new("")),
+            MAIN,
+            vec![base],
+            Arc::clone(&copies_in_part),
+        );
         let views = Views {
-            by_slot: HashMap::from([(MAIN, main)]),
+            by_slot: HashMap::from([(MAIN, Arc::new(main))]),
             by_name: HashMap::new(),
             next: MAIN + 1,
         };
@@ -68,7 +74,7 @@ impl Mount {
             kernel: OnceLock::new(),
             fail_stop: Arc::default(),
             has_covers: AtomicBool::new(false),
-            copies_in_part: Arc::default(),
+            copies_in_part,
         }
     }
 
@@ -112,11 +118,11 @@ impl Mount {
         let mut views = self.views.write().unwrap_or_else(PoisonError::into_inner);
         let slot = views.next;
         views.next += 1;
-        let mut view = View::new(layers);
-        view.copies_in_part = Arc::clone(&self.copies_in_part);
-        let mounted = Arc::new(MountedBranch::new(slot, name.to_os_string(), parent, view));
-        views.by_slot.insert(slot, mounted);
-        views.by_name.insert(name.to_os_string(), slot);
+        let name: Arc<OsStr> = name.into();
+        let copies_in_part = Arc::clone(&self.copies_in_part);
+        let mounted = MountedBranch::new(slot, Arc::clone(&name), parent, layers, copies_in_part);
+        views.by_slot.insert(slot, Arc::new(mounted));
+        views.by_name.insert(name, slot);
         slot
     }
 

@@ -14,12 +14,12 @@ use crate::rooted_dir::{Result, RootedDir};
 impl Layer {
     /// An unused name in `work/`.
     pub(crate) fn scratch(&self) -> PathBuf {
-        PathBuf::from(self.own().scratch.fetch_add(1, Ordering::Relaxed).to_string())
+        PathBuf::from(self.own().state().scratch.fetch_add(1, Ordering::Relaxed).to_string())
     }
 
     /// The scratch tree.
     pub(crate) fn work(&self) -> Result<&RootedDir> {
-        self.own().work.tree()
+        self.own().state().work.tree()
     }
 
     /// Moves a finished object from scratch into the layer.

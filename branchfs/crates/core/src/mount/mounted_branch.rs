@@ -1,15 +1,17 @@
 //! A mounted branch: its view and its state.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::Errno;
 
 use super::{MAIN, ViewId};
+use crate::layer::Layer;
 use crate::rooted_dir::Result;
-use crate::view::View;
+use crate::view::{ChangedPaths, View};
 
 /// Whether a branch is live or stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,7 +28,7 @@ pub struct MountedBranch {
     /// Its number in the mount.
     pub slot: ViewId,
     /// The branch's name; empty for main.
-    pub(crate) name: OsString,
+    pub(crate) name: Arc<OsStr>,
     /// Slot of the parent branch.
     pub parent: ViewId,
     pub(super) status: AtomicU8,
@@ -35,11 +37,59 @@ pub struct MountedBranch {
     /// The file with the branch's record, until the first sync in the branch: a branch that is lost in a power failure
     /// takes its unsynced files with it.
     pub(super) unsynced_record: Mutex<Option<Arc<File>>>,
-    view: Mutex<View>,
+    view: Mutex<LazyView>,
+}
+
+/// A view, which is created when it is first used: an idle branch has its layers only.
+#[derive(Debug)]
+enum LazyView {
+    Idle { layers: Vec<Arc<Layer>>, copies_in_part: Arc<AtomicBool> },
+    Used(Box<View>),
+}
+
+impl LazyView {
+    fn used(&mut self) -> &mut View {
+        if let Self::Idle { layers, copies_in_part } = self {
+            let mut view = View::new(std::mem::take(layers));
+            view.copies_in_part = Arc::clone(copies_in_part);
+            *self = Self::Used(Box::new(view));
+        }
+        match self {
+            Self::Used(view) => view,
+            Self::Idle { .. } => unreachable!("it was just created"),
+        }
+    }
+}
+
+/// A view that is locked.
+#[derive(Debug)]
+pub struct ViewGuard<'m>(MutexGuard<'m, LazyView>);
+
+impl Deref for ViewGuard<'_> {
+    type Target = View;
+
+    fn deref(&self) -> &View {
+        match &*self.0 {
+            LazyView::Used(view) => view,
+            LazyView::Idle { .. } => unreachable!("it was created when it was locked"),
+        }
+    }
+}
+
+impl DerefMut for ViewGuard<'_> {
+    fn deref_mut(&mut self) -> &mut View {
+        self.0.used()
+    }
 }
 
 impl MountedBranch {
-    pub(super) fn new(slot: ViewId, name: OsString, parent: ViewId, view: View) -> Self {
+    pub(super) fn new(
+        slot: ViewId,
+        name: Arc<OsStr>,
+        parent: ViewId,
+        layers: Vec<Arc<Layer>>,
+        copies_in_part: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             slot,
             name,
@@ -47,30 +97,56 @@ impl MountedBranch {
             status: AtomicU8::new(BranchState::Live as u8),
             freezes: AtomicUsize::new(0),
             unsynced_record: Mutex::new(None),
-            view: Mutex::new(view),
+            view: Mutex::new(LazyView::Idle { layers, copies_in_part }),
         }
     }
 
     /// Locks the view in any state, with its present layers. For requests, and for verbs in their turn: the base must
     /// not be changing.
-    pub fn lock(&self) -> MutexGuard<'_, View> {
+    pub fn lock(&self) -> ViewGuard<'_> {
         let mut view = self.lock_as_it_is();
         view.catch_up();
         view
     }
 
     /// The view with its layers as of the last request: only for operations on its nodes and handles.
-    pub fn lock_as_it_is(&self) -> MutexGuard<'_, View> {
+    pub fn lock_as_it_is(&self) -> ViewGuard<'_> {
+        let mut view = self.lazy();
+        view.used();
+        ViewGuard(view)
+    }
+
+    fn lazy(&self) -> MutexGuard<'_, LazyView> {
         // A request that panicked may have left the node table behind the layers; the layers themselves are sound, and
         // lookups bring the table in line again.
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`View::replace_layers_later`].
+    pub(crate) fn replace_layers_later(
+        &self,
+        new: Vec<Arc<Layer>>,
+        changed: Option<&Arc<ChangedPaths>>,
+    ) {
+        match &mut *self.lazy() {
+            LazyView::Idle { layers, .. } => *layers = new,
+            LazyView::Used(view) => view.replace_layers_later(new, changed),
+        }
+    }
+
+    /// The number of nodes that the kernel knows.
+    pub(crate) fn nodes(&self) -> usize {
+        match &*self.lazy() {
+            LazyView::Idle { .. } => 0,
+            LazyView::Used(view) => view.nodes.len(),
+        }
     }
 
     /// Locks the view for a request that reads.
     ///
     /// # Errors
     /// ESTALE if the branch is stale or gone.
-    pub fn live(&self) -> Result<MutexGuard<'_, View>> {
+    pub fn live(&self) -> Result<ViewGuard<'_>> {
         if self.status.load(Ordering::Acquire) == BranchState::Live as u8 {
             Ok(self.lock())
         } else {
@@ -82,7 +158,7 @@ impl MountedBranch {
     ///
     /// # Errors
     /// ESTALE if the branch is stale or gone, EROFS if it is frozen.
-    pub fn writable(&self) -> Result<MutexGuard<'_, View>> {
+    pub fn writable(&self) -> Result<ViewGuard<'_>> {
         let view = self.live()?;
         if self.is_frozen() { Err(Errno::ROFS) } else { Ok(view) }
     }

@@ -54,7 +54,7 @@ pub(super) struct Record {
     pub(super) disk_limit: Option<u64>,
     /// A commit into this branch that other records may not reflect yet.
     #[serde(rename = "absorbed", default, skip_serializing_if = "Option::is_none")]
-    pub(super) merged_child: Option<MergedChild>,
+    pub(super) merged_child: Option<Box<MergedChild>>,
 }
 
 /// A child that was committed into its parent, and the branches that are stale with it.

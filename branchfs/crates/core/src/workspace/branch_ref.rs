@@ -35,7 +35,8 @@ impl BranchRef {
         match self {
             Self::Id(0) => Ok(None),
             Self::Id(id) => {
-                branches.get(id).map(Some).ok_or_else(|| Error::NotFound(id.to_string()))
+                let branch = branches.get(id).ok_or_else(|| Error::NotFound(id.to_string()))?;
+                Ok(Some(branch))
             }
             Self::Name(name) => match branches.by_name(name) {
                 Some(branch) => Ok(Some(branch)),

@@ -110,7 +110,7 @@ impl BranchTable {
     pub(super) fn invalidate_kernel_cache(&self, mounted: Arc<MountedBranch>) {
         /// Up to so many nodes are invalidated at once, which takes well under a millisecond.
         const NODES_AT_ONCE_MAX: usize = 64;
-        if mounted.lock_as_it_is().nodes.len() <= NODES_AT_ONCE_MAX {
+        if mounted.nodes() <= NODES_AT_ONCE_MAX {
             return self.mount.invalidate(&mounted);
         }
         self.mount.expire(&mounted);
@@ -152,7 +152,9 @@ impl BranchTable {
 
     pub(super) fn parent_of(&self, branch: &Branch) -> Result<Branch, Error> {
         let parent = branch.record.parent;
-        self.lock().get(&parent).cloned().ok_or_else(|| Error::NotFound(parent.to_string()))
+        let branches = self.lock();
+        let found = branches.get(&parent).ok_or_else(|| Error::NotFound(parent.to_string()))?;
+        Ok((**found).clone())
     }
 
     /// Removes a branch from the table after its commit to the base. Its record was removed with the transaction.
@@ -252,12 +254,12 @@ impl BranchTable {
         id: BranchId,
         Remainder { layer, quota }: Remainder,
     ) -> Option<Continued> {
-        let Branch { mut record, stack, .. } = branches.get(&id)?.clone();
+        let Branch { mut record, stack, .. } = (**branches.get(&id)?).clone();
         let below = &stack[record.layers.len()..];
         let stack = std::iter::once(Arc::clone(&layer)).chain(below.iter().cloned()).collect();
         record.layers = vec![layer.id.0];
         let outdated = self.replace_view(branches, record, stack, quota, None);
-        let branch = branches.get(&id)?.clone();
+        let branch = (**branches.get(&id)?).clone();
         let frozen = self.mount.mounted(branch.slot).ok().map(|mounted| mounted.freeze());
         Some(Continued { branch, outdated, _frozen: frozen })
     }
@@ -326,9 +328,7 @@ impl BranchTable {
             let lowest = branch.stack.len() - 1;
             branch.stack.insert(lowest, Arc::clone(layer));
             if let Ok(mounted) = self.mount.mounted(branch.slot) {
-                mounted
-                    .lock_as_it_is()
-                    .replace_layers_later(branch.stack.clone(), Some(changed_paths));
+                mounted.replace_layers_later(branch.stack.clone(), Some(changed_paths));
             }
         }
         for id in &header.resumed {
@@ -340,7 +340,7 @@ impl BranchTable {
             branch.record.lower_layers.retain(|layer| *layer != dropped_snapshot);
             branch.stack.retain(|layer| layer.id.0 != dropped_snapshot);
             if let Ok(mounted) = self.mount.mounted(branch.slot) {
-                mounted.lock_as_it_is().replace_layers_later(branch.stack.clone(), None);
+                mounted.replace_layers_later(branch.stack.clone(), None);
             }
         }
     }
@@ -362,7 +362,7 @@ impl BranchTable {
     pub(super) fn lineage(&self, selector: &BranchRef) -> Result<Vec<BranchId>, Error> {
         let branches = self.lock();
         let first = selector.find(&branches)?;
-        let above = |branch: &&Branch| branches.get(&branch.record.parent);
+        let above = |branch: &&Branch| Some(&**branches.get(&branch.record.parent)?);
         Ok(std::iter::successors(first, above).map(|branch| branch.record.id).collect())
     }
 

@@ -25,7 +25,8 @@ pub(super) struct Branch {
 /// Open branches by number, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Branches {
-    by_id: BTreeMap<BranchId, Branch>,
+    /// Boxed: the nodes of a map to which ever larger keys are added are half empty.
+    by_id: BTreeMap<BranchId, Box<Branch>>,
     /// Names and parents never change.
     by_name: HashMap<String, BranchId>,
     children: HashMap<BranchId, BTreeSet<BranchId>>,
@@ -42,7 +43,7 @@ impl Branches {
         self.parent_freezes.extend(parent_freeze.map(|freeze| (id, freeze)));
         self.by_name.insert(branch.record.name.clone(), id);
         self.children.entry(branch.record.parent).or_default().insert(id);
-        self.by_id.insert(id, branch);
+        self.by_id.insert(id, Box::new(branch));
     }
 
     pub(super) fn remove(&mut self, id: &BranchId) -> Option<Branch> {
@@ -55,7 +56,7 @@ impl Branches {
                 self.children.remove(&branch.record.parent);
             }
         }
-        Some(branch)
+        Some(*branch)
     }
 
     /// Marks a branch as stale: it does not freeze its parent any more.
@@ -72,7 +73,7 @@ impl Branches {
     }
 
     pub(super) fn by_name(&self, name: &str) -> Option<&Branch> {
-        self.by_id.get(self.by_name.get(name)?)
+        self.by_id.get(self.by_name.get(name)?).map(AsRef::as_ref)
     }
 
     pub(super) fn hold(&mut self, id: BranchId) {
@@ -97,12 +98,13 @@ impl Branches {
 
     /// The branches forked from this one, also stale ones.
     pub(super) fn children(&self, id: BranchId) -> impl Iterator<Item = &Branch> {
-        self.children.get(&id).into_iter().flatten().filter_map(|child| self.by_id.get(child))
+        let children = self.children.get(&id).into_iter().flatten();
+        children.filter_map(|child| Some(&**self.by_id.get(child)?))
     }
 }
 
 impl Deref for Branches {
-    type Target = BTreeMap<BranchId, Branch>;
+    type Target = BTreeMap<BranchId, Box<Branch>>;
 
     fn deref(&self) -> &Self::Target {
         &self.by_id

@@ -77,7 +77,7 @@ pub(super) fn commit_to_branch(
     let stack: Vec<Arc<Layer>> = child.stack[..own].iter().chain(&above.stack).cloned().collect();
     let mut record = above.record.clone();
     record.layers = child.record.layers.iter().chain(&record.layers).copied().collect();
-    record.merged_child = Some(MergedChild { child: id, stale: stale.clone() });
+    record.merged_child = Some(Box::new(MergedChild { child: id, stale: stale.clone() }));
     panic_if_listed("nested-commit-locked");
     workspace.store.records.append(&[Line::of(&record)])?; // the commit point
     let synced = workspace.store.records.sync();

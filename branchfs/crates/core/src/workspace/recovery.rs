@@ -113,7 +113,7 @@ fn finish_merged_children(
 ) -> Result<(), Error> {
     let absorbed: Vec<(BranchId, MergedChild)> = records
         .values_mut()
-        .filter_map(|record| Some((record.id, record.merged_child.take()?)))
+        .filter_map(|record| Some((record.id, *record.merged_child.take()?)))
         .collect();
     for (parent, MergedChild { child, stale }) in absorbed {
         make_stale(records, &stale);
