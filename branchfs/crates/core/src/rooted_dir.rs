@@ -56,7 +56,8 @@ pub struct DirectoryEntry {
 /// A tree below one open directory.
 #[derive(Debug)]
 pub struct RootedDir {
-    root: OnceLock<Root>,
+    /// Boxed, because most layers have none.
+    root: OnceLock<Box<Root>>,
     /// Other programs may move and remove directories in it.
     is_externally_modified: bool,
     /// The root is a mount of its own in which the kernel follows no symbolic link, and that contains no other mount.
@@ -83,7 +84,7 @@ impl RootedDir {
     /// Returns the tree below an open directory.
     pub fn new(root: OwnedFd) -> Self {
         let tree = Self::without_root();
-        let _ = tree.root.set(Root::Held(Arc::new(root))); // it is empty
+        let _ = tree.root.set(Box::new(Root::Held(Arc::new(root)))); // it is empty
         tree
     }
 
@@ -121,7 +122,8 @@ impl RootedDir {
         let (above, path) = (shared_directory(parent)?, Path::new(layer).join(name));
         let opened = open_root_at(&above, &path)?;
         let identity = identity(&stat_of(&opened)?);
-        let _ = self.root.set(Root::Reopened { above, path, identity }); // one that came first is the same directory
+        // One that came first is the same directory.
+        let _ = self.root.set(Box::new(Root::Reopened { above, path, identity }));
         self.kept.keep(OsStr::new(ROOT), Kept { file: Arc::new(opened), identity });
         Ok(())
     }
@@ -145,7 +147,7 @@ impl RootedDir {
 
     /// The root's descriptor.
     pub(crate) fn root(&self) -> Result<Arc<OwnedFd>> {
-        match self.root.get().ok_or(Errno::NOENT)? {
+        match &**self.root.get().ok_or(Errno::NOENT)? {
             Root::Held(root) => Ok(Arc::clone(root)),
             Root::Reopened { above, path, identity: known } => {
                 if let Some(kept) = self.kept.get(OsStr::new(ROOT)) {

@@ -28,7 +28,7 @@ pub(super) struct Branches {
     /// Boxed: the nodes of a map to which ever larger keys are added are half empty.
     by_id: BTreeMap<BranchId, Box<Branch>>,
     /// Names and parents never change.
-    by_name: HashMap<String, BranchId>,
+    by_name: HashMap<Box<str>, BranchId>,
     children: HashMap<BranchId, BTreeSet<BranchId>>,
     held: BTreeSet<BranchId>,
     /// The freeze of the parent, for each branch that is not stale.
@@ -41,7 +41,7 @@ impl Branches {
         let id = branch.record.id;
         debug_assert_eq!(parent_freeze.is_none(), branch.record.is_stale, "branch {id}");
         self.parent_freezes.extend(parent_freeze.map(|freeze| (id, freeze)));
-        self.by_name.insert(branch.record.name.clone(), id);
+        self.by_name.insert(branch.record.name.as_str().into(), id);
         self.children.entry(branch.record.parent).or_default().insert(id);
         self.by_id.insert(id, Box::new(branch));
     }
@@ -49,7 +49,7 @@ impl Branches {
     pub(super) fn remove(&mut self, id: &BranchId) -> Option<Branch> {
         let branch = self.by_id.remove(id)?;
         self.parent_freezes.remove(id);
-        self.by_name.remove(&branch.record.name);
+        self.by_name.remove(branch.record.name.as_str());
         if let Some(siblings) = self.children.get_mut(&branch.record.parent) {
             siblings.remove(id);
             if siblings.is_empty() {
