@@ -343,7 +343,7 @@ impl State {
             let mounted = workspace.table.mount.mounted(branch.slot).unwrap();
             (branch.record.name.clone(), shown(&mut mounted.lock()))
         };
-        let shown = live.map(show).collect();
+        let shown = live.map(|branch| show(branch)).collect();
         drop(branches);
         Self {
             base: snapshot(&case.base()),
