@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import shlex
@@ -83,6 +84,19 @@ def test_commands_share_one_container(project: Project, engine: docker.DockerCli
         assert [WARM_LABEL in one["Labels"] for one in mine(engine, project)] == [True]
         assert str(project.root) in subprocess.run([WRAPPER, "ls"], capture_output=True, text=True).stdout
     assert {(project.root / name).stat().st_uid for name in ("one", "two")} == {project.owner}
+
+
+def test_ls_without_a_directory_lists_all_containers_and_the_branches_of_this_one(project: Project) -> None:
+    with warm(project):
+        done = wrapper(project, "run", "-b", "kept", "--on-success", "keep", "--", "touch", "new")
+        assert done.returncode == 0, done.stderr
+        done = subprocess.run([WRAPPER, "ls"], cwd=project.root, capture_output=True, text=True)
+        containers, _, branches = done.stdout.partition("\n\n")
+        assert (done.returncode, containers.splitlines()[-1].split()[-1]) == (0, str(project.root)), done.stderr
+        assert "kept" in branches.split()
+        machine_readable = subprocess.run([WRAPPER, "ls", "--json"], cwd=project.root, capture_output=True, text=True)
+        assert [one["name"] for one in json.loads(machine_readable.stdout)["branches"]] == ["kept"]
+        assert wrapper(project, "abort", "kept").returncode == 0
 
 
 def test_a_command_that_comes_before_the_mount_waits_for_it(project: Project) -> None:

@@ -119,11 +119,9 @@ def forward(
     if wants_help(words[0], words[1:]):
         typer.echo(commands()[words[0]]["help"])
         return
-    if words == ["ls"] and options.workspace is None:
-        with handle_errors():
-            list_containers(options)
-        return
     with handle_errors():
+        if words == ["ls"] and options.workspace is None and not options.is_dry_run:
+            list_containers(options)
         workspace = options.checked_workspace()
         settings = options.settings(workspace)
         if settings.root and (owner := workspace.stat().st_uid) != 0:
@@ -378,12 +376,13 @@ def down(context: typer.Context) -> None:
 
 
 def list_containers(options: GlobalOptions) -> None:
-    """Prints the running containers."""
+    """Prints the running containers of all directories, above the branches of this one."""
     found = [one for one in connect(options.settings()).containers() if not one.has_ended]
     for line in warm_container.describe(found):
         typer.echo(line)
-    if not found:
-        say("no container is running; branching-docker -w . ls lists the open branches.")
+    if found and sys.stdout:  # our standard streams may be closed
+        typer.echo()
+        sys.stdout.flush()  # the list of branches is another process's
 
 
 @app.command(rich_help_panel=SETUP_GROUP)

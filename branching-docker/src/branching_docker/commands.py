@@ -19,7 +19,7 @@ from branching_docker.inner import HELP_OPTIONS, commands, parse_words
 
 GROUPS = {name: about["group"] for name, about in commands().items()}
 FORWARDED_COMMANDS = {name: about["summary"] for name, about in commands().items() if name not in OWN_COMMANDS}
-FORWARDED_COMMANDS["ls"] = FORWARDED_COMMANDS["ls"].removesuffix(".") + "; without -w, the running containers."
+FORWARDED_COMMANDS["ls"] = FORWARDED_COMMANDS["ls"].removesuffix(".") + "; without -w, also the running containers."
 COLUMN_GAP = 6
 """Columns of a line of the help that are neither name nor text."""
 COMMAND_NAME = re.compile(r"[a-z][a-z0-9-]*")

@@ -50,7 +50,7 @@ def try_fast_path(words: Sequence[str], environ: Mapping[str, str]) -> int | Non
     if (words[0] in OWN_COMMANDS and words[0] != EXEC) or any(environ.get(name) for name in CHANGES_A_COMMAND):
         return None
     if words[0] == "ls" and not given["w"]:
-        return None  # it lists the containers
+        return None  # it lists the containers, too
     if words[0] in NAMES_HOST_FILES or (words[0] != EXEC and words[1:2] in (["-h"], ["--help"])):
         return None
     if path.exists(inner_settings_path(environ)):
