@@ -434,3 +434,23 @@ fn nothing_inherits_an_acl_that_it_would_not_inherit_natively() {
     succeed(&mount.run(&["redo"], &[]));
     assert_eq!(access(&mount.base()), wanted, "redone");
 }
+
+/// The history keeps a name that a commit deleted by a link: a copy of it would not be the same file after an undo.
+#[test]
+fn the_links_of_a_file_count_a_deleted_name_until_its_commit_is_forgotten() {
+    let links = |path: &Path| std::os::unix::fs::MetadataExt::nlink(&fs::metadata(path).unwrap());
+    let ino = |path: &Path| std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
+    let mount = Mount::over(|base| shell(base, "echo one > a; ln a b; ln a c"));
+    let (a, b) = (mount.base().join("a"), mount.base().join("b"));
+    shell(&mount.create("removes"), "rm b");
+    mount.commit("removes");
+    assert_eq!((b.exists(), links(&a)), (false, 3), "one more than there are names");
+    assert_eq!(links(&mount.create("reader").join("a")), 3, "a branch shows the same");
+    succeed(&mount.run(&["abort", "reader"], &[]));
+    undo(&mount);
+    assert_eq!((links(&a), links(&b), ino(&a) == ino(&b)), (3, 3, true), "one file again");
+    redo(&mount);
+    assert_eq!((b.exists(), links(&a)), (false, 3));
+    succeed(&mount.run(&["prune"], &[]));
+    common::wait_until("the trash is empty", || links(&a) == 2);
+}

@@ -32,6 +32,17 @@ fn mounted(options: &[&str]) -> Mount {
     mount
 }
 
+fn mounted_over(options: &[&str], from: &Path) -> Mount {
+    let copy = |base: &Path| {
+        for name in ["small", "big"] {
+            fs::copy(from.join(name), base.join(name)).unwrap();
+        }
+    };
+    let mount = Mount::unmounted(copy).with_big_files_from(BIG);
+    mount.mount_with(options);
+    mount
+}
+
 fn open_for_writing(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
 }
@@ -143,5 +154,54 @@ fn what_is_written_through_a_mapping_is_read_by_a_later_open() {
         }
         mount.commit("branch");
         assert_eq!(&fs::read(mount.base().join("small")).unwrap()[..6], b"mmmmmo", "{options:?}");
+    }
+}
+
+/// What a private mapping shows of three pages when its file is truncated by its path, and grows again: page by page, the
+/// first byte, or nothing where the page cannot be had. The first page was written in the mapping.
+fn pages_after_truncation(path: &Path, is_writable: bool) -> Vec<Vec<Option<u8>>> {
+    let file = if is_writable { open_for_writing(path) } else { File::open(path).unwrap() };
+    let mapping = Mapping::new(&file, 3 * PAGE_BYTES, Sharing::Private);
+    mapping.write(0, b"p").unwrap();
+    mapping.read();
+    let set = |length: usize| {
+        open_for_writing(path).set_len(length as u64).unwrap();
+        (0..3).map(|page| mapping.byte(page * PAGE_BYTES).ok()).collect()
+    };
+    [PAGE_BYTES + 1, 2 * PAGE_BYTES, 3 * PAGE_BYTES, 0, PAGE_BYTES].map(set).to_vec()
+}
+
+/// Either the same as in an ordinary directory, or the old content, which a reader from before the first change keeps.
+#[test]
+fn a_private_mapping_of_a_truncated_file_shows_nothing_that_was_never_there() {
+    let kept = vec![vec![Some(b'p'), Some(b'o'), Some(b'o')]; 5];
+    for is_writable in [false, true] {
+        let ordinary = tempfile::tempdir().unwrap();
+        fs::write(ordinary.path().join("small"), [b'o'; 3 * PAGE_BYTES]).unwrap();
+        fs::write(ordinary.path().join("big"), vec![b'o'; 1 << 20]).unwrap();
+        for options in options() {
+            let mount = mounted_over(options, ordinary.path());
+            let branch = mount.create("branch");
+            for is_changed_before in [false, true] {
+                for name in ["small", "big"] {
+                    let path = branch.join(name);
+                    fs::copy(ordinary.path().join(name), ordinary.path().join("copy")).unwrap();
+                    let native = pages_after_truncation(&ordinary.path().join("copy"), is_writable);
+                    if is_changed_before {
+                        fs::copy(ordinary.path().join(name), &path).unwrap();
+                    }
+                    let found = pages_after_truncation(&path, is_writable);
+                    let when = format!(
+                        "{options:?}, {name}, writable: {is_writable}, changed before: {is_changed_before}"
+                    );
+                    println!("{when}: kept {}", found == kept);
+                    let may_keep = !is_writable && !is_changed_before;
+                    assert!(
+                        found == native || (may_keep && found == kept),
+                        "{when}:\n{found:?}\n{native:?}"
+                    );
+                }
+            }
+        }
     }
 }

@@ -59,6 +59,14 @@ impl Mapping {
 
     /// # Errors
     /// EFAULT where there is no such page.
+    pub fn byte(&self, at: usize) -> io::Result<u8> {
+        let mut found = [0];
+        self.copy(at, &mut found, Direction::Read)?;
+        Ok(found[0])
+    }
+
+    /// # Errors
+    /// EFAULT where there is no such page.
     pub fn write(&self, at: usize, data: &[u8]) -> io::Result<()> {
         self.copy(at, &mut data.to_vec(), Direction::Write)
     }
