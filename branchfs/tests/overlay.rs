@@ -726,6 +726,35 @@ fn a_nested_branch_reads_what_the_kernel_wrote() {
     assert_same(&snapshot_by_names(&mount.base()), &wanted, "in the base");
 }
 
+/// The kernel keeps the layer of a file that is open. A name outside the base would ask for a look at the whole layer.
+#[test]
+fn a_branch_whose_files_are_open_takes_a_nested_commit_and_keeps_the_rest_of_a_partial_one() {
+    let mount = Mount::over(|base| {
+        shell(base, "mkdir d; echo 1 > f; echo 2 > g; ln f ../outside; ln g d/g");
+    });
+    let parent = mount.create("parent");
+    shell(&parent, "echo more >> f; echo more >> d/g; echo new > new");
+    let mut reader = fs::File::open(parent.join("f")).unwrap();
+    let child = mount.create_below("parent", "child");
+    shell(&child, "echo child >> f; mv d e");
+    let wanted = snapshot_by_names(&child);
+    mount.commit("child");
+    assert_same(&snapshot_by_names(&parent), &wanted, "in the parent");
+    let mut read = String::new();
+    reader.read_to_string(&mut read).unwrap();
+    assert_eq!(read, "1\nmore\n", "an open file shows the branch before the commit");
+    mount.abort("parent");
+
+    let branch = mount.create("branch");
+    shell(&branch, "echo more >> f; echo more >> d/g; echo new > new");
+    let _reader = fs::File::open(branch.join("f")).unwrap();
+    let wanted = snapshot_by_names(&branch);
+    succeed(&mount.run(&["commit", "--only", "new", "branch"], &[]));
+    assert_same(&snapshot_by_names(&branch), &wanted, "in the branch that keeps the rest");
+    mount.commit("branch");
+    assert_same(&snapshot_by_names(&mount.base()), &wanted, "in the base");
+}
+
 #[test]
 fn a_branch_that_the_kernel_wrote_continues_under_fuse() {
     let mount = Mount::over(|base| {

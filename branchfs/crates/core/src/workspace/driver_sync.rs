@@ -136,10 +136,14 @@ impl Workspace {
     }
 }
 
-/// Converts a branch that overlayfs wrote, so that the FUSE view presents it.
+/// Converts a branch that overlayfs wrote, so that the FUSE view presents it. A branch that the driver has frozen must be
+/// normalised whole.
 pub(super) fn hand_over_to_fuse(workspace: &Workspace, branch: &Branch) -> Result<(), Error> {
     let record = &branch.record;
-    workspace.driver.current().detach(record.id);
+    let driver = workspace.driver.current();
+    // Normalised through its own mount. Another mount would be refused while a process still has files of this one open.
+    let is_normalised = driver.frozen().contains(&record.id);
+    driver.detach(record.id);
     let own_changes = workspace.engine.traces_since(branch)?;
     let is_as_forked = |found: &Fingerprint| is_as_forked(found, record.created, &own_changes);
     for layer in &branch.stack {
@@ -147,7 +151,10 @@ pub(super) fn hand_over_to_fuse(workspace: &Workspace, branch: &Branch) -> Resul
         if record.layers.contains(&layer.id.0)
             && overlayfs_upper::is_written_by_overlayfs(&directory)?
         {
-            overlayfs_upper::normalise_alone(&directory, &workspace.store.base_path, &record.name)?;
+            if !is_normalised {
+                let base = &workspace.store.base_path;
+                overlayfs_upper::normalise_alone(&directory, base, &record.name)?;
+            }
             overlayfs_upper::convert_to_fuse_layer(
                 &directory,
                 &workspace.store.base_path,
