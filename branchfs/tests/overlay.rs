@@ -43,13 +43,11 @@ mod common {
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use common::disk::Disk;
@@ -287,36 +285,47 @@ fn a_file_open_for_writing_stands_against_commit_and_fork_and_is_named() {
     assert_eq!(fs::read_to_string(mount.base().join("d/f")).unwrap(), "1\n2\n");
 }
 
-/// Threads that open, write and close a file of their own in a branch all the time. Each writes how often it has written.
+/// A program whose processes open, write and close a file of their own in a branch all the time, each the number of its
+/// last write. At the end each leaves that number in a file beside `end`. They are no threads of the tests: a commit traces
+/// who writes.
+const REWRITE_FILES: &str = r#"
+end=$1 place=$2
+shift 2
+[ "$place" = . ] || cd / # not a program inside
+for name; do (
+    number=0
+    while [ -d "${end%/*}" ] && [ ! -e "$end" ]; do
+        # Fails while the branch is frozen, and after its commit.
+        { printf %s "$((number + 1))" > "$place/$name"; } 2> /dev/null && number=$((number + 1))
+    done
+    echo "$number" > "$end-$name"
+) & done
+wait
+"#;
+
+/// Runs [`REWRITE_FILES`]. They end with the directory of the mount, too, if a test fails.
 struct Writers {
-    end: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<u64>>,
+    end: PathBuf,
+    names: Vec<String>,
+    program: Child,
 }
 
 impl Writers {
-    fn new(branch: &Path, names: &[String]) -> Self {
-        let end = Arc::new(AtomicBool::new(false));
-        let start = |name: &String| {
-            let (path, end) = (branch.join(name), Arc::clone(&end));
-            std::thread::spawn(move || {
-                let mut written = 0;
-                while !end.load(Ordering::Relaxed) {
-                    // Fails while the branch is frozen, and after its commit.
-                    if fs::write(&path, (written + 1).to_string()).is_ok() {
-                        written += 1;
-                    }
-                }
-                written
-            })
-        };
-        let threads = names.iter().map(start).collect();
-        Self { end, threads }
+    /// `place` is the branch as its processes find it: an absolute path, or `.` with the branch as working directory.
+    fn new(mount: &Mount, branch: &Path, place: &Path, names: &[String]) -> Self {
+        let end = mount.directory.path().join("end");
+        let mut program = Command::new("sh");
+        program.current_dir(branch).args(["-c", REWRITE_FILES, "sh"]).arg(&end).arg(place);
+        Self { end, names: names.to_vec(), program: program.args(names).spawn().unwrap() }
     }
 
     /// Ends them. Returns the last number that each could write.
-    fn finish(self) -> Vec<u64> {
-        self.end.store(true, Ordering::Relaxed);
-        self.threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    fn finish(mut self) -> Vec<u64> {
+        fs::write(&self.end, "").unwrap();
+        assert!(self.program.wait().unwrap().success());
+        let last =
+            |name| fs::read_to_string(self.end.with_file_name(format!("end-{name}"))).unwrap();
+        self.names.iter().map(|name| last(name).trim_end().parse().unwrap()).collect()
     }
 }
 
@@ -342,17 +351,16 @@ fn run_beside_writers(mount: &Mount, words: &[&str], names: &[String]) -> bool {
     })
 }
 
-/// A branch with `count` files of the base, and writers of them that have all begun. `place` is where they find the branch.
-fn with_writers(
-    count: usize,
-    place: impl FnOnce(&Path) -> PathBuf,
-) -> (Mount, Vec<String>, Writers) {
+/// A branch with `count` files of the base, and writers of them that have all begun. `is_inside`: the branch is their
+/// working directory.
+fn with_writers(count: usize, is_inside: bool) -> (Mount, Vec<String>, Writers) {
     let names: Vec<String> = (0..count).map(|number| format!("f{number}")).collect();
     let fill =
         |base: &Path| names.iter().for_each(|name| fs::write(base.join(name), "old").unwrap());
     let mount = Mount::over(fill);
     let branch = mount.create("branch");
-    let writers = Writers::new(&place(&branch), &names);
+    let place = if is_inside { Path::new(".") } else { &branch };
+    let writers = Writers::new(&mount, &branch, place, &names);
     common::wait_until("all files are written", || {
         names.iter().all(|name| fs::read(branch.join(name)).unwrap() != b"old")
     });
@@ -371,7 +379,7 @@ fn assert_written(directory: &Path, names: &[String], last: &[u64]) {
 fn a_commit_beside_writers_succeeds_with_all_that_was_written() {
     for count in [1, 4, 16] {
         for _ in 0..common::rounds(1, 10) {
-            let (mount, names, writers) = with_writers(count, Path::to_path_buf);
+            let (mount, names, writers) = with_writers(count, false);
             let has_succeeded = run_beside_writers(&mount, &["commit", "branch"], &names);
             let last = writers.finish();
             assert!(has_succeeded, "beside {count} writers");
@@ -384,21 +392,17 @@ fn a_commit_beside_writers_succeeds_with_all_that_was_written() {
 
 #[test]
 fn a_fork_beside_writers_succeeds_with_all_that_was_written() {
-    let (mount, names, writers) = with_writers(16, Path::to_path_buf);
+    let (mount, names, writers) = with_writers(16, false);
     let words = ["create", "--parent", "branch", "child"];
     assert!(run_beside_writers(&mount, &words, &names));
     assert_written(&mount.branch("child"), &names, &writers.finish());
 }
 
-/// What finds the branch through an open directory, as through its working directory, is stopped file by file.
+/// What finds the branch through its working directory is stopped file by file.
 #[test]
 fn a_commit_beside_writers_inside_the_branch_succeeds_with_all_that_was_written() {
     for count in [1, 2, 4, 16] {
-        let mut directory = None;
-        let (mount, names, writers) = with_writers(count, |branch| {
-            let opened = directory.insert(fs::File::open(branch).unwrap());
-            Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string())
-        });
+        let (mount, names, writers) = with_writers(count, true);
         let has_succeeded = run_beside_writers(&mount, &["commit", "branch"], &names);
         let last = writers.finish();
         assert!(has_succeeded, "beside {count} writers");
@@ -408,12 +412,12 @@ fn a_commit_beside_writers_inside_the_branch_succeeds_with_all_that_was_written(
 }
 
 /// A program that makes one file after the other under new names by paths relative to a directory, in `count` processes,
-/// and prints the name of each that it could write and close. It ends when `end` exists, or its directory is gone.
+/// and prints the name of each that it could write and close. It ends when `end` exists, or the directory of that is gone.
 const MAKE_NEW_FILES: &str = r#"
 for process in $(seq "$3"); do (
     cd "$1" || exit 1
     number=0
-    while [ ! -e "$2" ]; do
+    while [ -d "${2%/*}" ] && [ ! -e "$2" ]; do
         number=$((number + 1))
         { echo "$number" > "new-$process-$number"; } 2>> "$2-errors-$process" && echo "new-$process-$number"
     done > "$2-names-$process"
