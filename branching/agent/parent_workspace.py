@@ -103,7 +103,7 @@ class ParentWorkspace:
         if branch is not None:
             place = next((each.id for each in records if each.name == branch.name), MAIN_ID)
         if any(each.parent == place and each.state == "live" for each in records):
-            self._work_in(self._create(f"{OWN_BRANCH}{secrets.token_hex(4)}"))
+            self._work_in(self.create(f"{OWN_BRANCH}{secrets.token_hex(4)}"))
         return conflicts
 
     def return_to(self, name: str) -> None:
@@ -133,10 +133,6 @@ class ParentWorkspace:
             return [_kept(own, error)]
         self._work_in(None)
         return []
-
-    def _create(self, name: str) -> Branch:
-        workspace = self._given[0]
-        return workspace.branch(name, None, None).__enter__()
 
     def _work_in(self, own: Branch | None) -> None:
         if self._own is not None:

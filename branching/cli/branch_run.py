@@ -27,9 +27,16 @@ from branching.cli.hints import RefusedWrites
 from branching.cli.output import ended_how, note_forgotten, shortened_lines
 from branching.cli.run_plan import End, Result, RunPlan
 from branching.cli.signals import run_interruptible
-from branching.errors import BranchingError, NamespaceError, SetupError
-from branching.fs import Branch, DiffSummary, Workspace
-from branching.patterns.attempt import Attempt, Task, with_end
+from branching.errors import NamespaceError
+from branching.fs import DiffSummary, Workspace
+from branching.patterns.attempt import (
+    Attempt,
+    Task,
+    changes_of,
+    out_of_time,
+    setup_failed,
+    with_end,
+)
 from branching.patterns.branch_set import BranchSet
 from branching.patterns.command_candidate import BlockSplitter, Program, shell
 from branching.patterns.results import CandidateResult, State
@@ -189,9 +196,7 @@ class _BranchRun:
         if attempt.answer.exception is not None:
             raise attempt.answer.exception
         if not attempt.succeeded:
-            raise SetupError(
-                f"the setup failed ({attempt.answer.error}); nothing was tried or committed"
-            )
+            raise setup_failed(attempt.answer.error)
         return None
 
     def _command(self, program: Program, *, may_fork_again: bool) -> Result:
@@ -248,12 +253,11 @@ class _BranchRun:
         if self._scope.is_cancelled:
             state, answer = "cancelled", CandidateResult(success=False, exit_code=1)
         elif task.ended is not None and task.ended.how == "cancelled":
-            over = TimeoutError(f"not finished within the time limit of {self._plan.timeout:g} s")
-            answer = CandidateResult(success=False, exception=over, exit_code=1)
-            state = "timed_out"
+            assert self._plan.timeout is not None, "only then it has a deadline"
+            state, answer = "timed_out", out_of_time(self._plan.timeout)
         attempt.end(state, answer)
         if self._listener is not None and state != "cancelled":
-            attempt.changes = _summary(attempt.branch)
+            attempt.changes = changes_of(attempt.branch)
         self._tell(attempt, "finished", attempt.reason)
         if state == "cancelled":
             raise _Stopped
@@ -261,13 +265,6 @@ class _BranchRun:
     def _tell(self, attempt: Attempt, kind: EventKind, text: str = "") -> None:
         if self._listener is not None:
             self._listener(attempt.event(kind, text))
-
-
-def _summary(branch: Branch) -> DiffSummary | None:
-    try:
-        return DiffSummary.of(branch.diff())
-    except BranchingError:
-        return None  # a more serious failure shows up at the commit
 
 
 def _is_outrun(attempt: Attempt) -> bool:

@@ -355,3 +355,8 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Closes the connections. A later call opens new ones. The mount stays."""
+
+
+def lease_line(number: int, name: str) -> str:
+    """Returns the line of a branch in a file of leases (`branch_leases`)."""
+    return f"+{number} {name}\n"

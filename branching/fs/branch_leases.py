@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from branching._linux import flock
 from branching.errors import BranchNotFoundError
-from branching.fs.backend import Backend, BranchRecord
+from branching.fs.backend import Backend, BranchRecord, lease_line
 from branching.fs.store_files import open_directory, open_file
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class BranchLeases:
 
     def add(self, record: BranchRecord) -> None:
         """Adds a branch. Raises OSError if the file cannot be written."""
-        self._write(f"+{record.id} {record.name}\n")
+        self._write(lease_line(record.id, record.name))
 
     def drop(self, record: BranchRecord) -> None:
         """Removes a branch. It stays open after this process."""

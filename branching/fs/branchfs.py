@@ -31,6 +31,7 @@ from branching.fs.backend import (
     Committed,
     Policy,
     Reversal,
+    lease_line,
 )
 from branching.fs.control_client import ControlSocket, DaemonGone, Fields, RequestRefused
 
@@ -128,7 +129,7 @@ class BranchFS:
         record = _record(made)
         if leases is not None and not is_leased_first:  # the daemon is older than this library
             with suppress(OSError):
-                os.write(leases, f"+{record.id} {name}\n".encode())
+                os.write(leases, lease_line(record.id, name).encode())
         return record
 
     def commit(

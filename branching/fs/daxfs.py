@@ -50,6 +50,7 @@ from branching.fs.backend import (
     Committed,
     Policy,
     Reversal,
+    lease_line,
 )
 from branching.fs.store_files import open_directory
 
@@ -140,7 +141,7 @@ class DaxFS:
             point = self.store / str(created) / name
             if leases is not None:
                 with suppress(OSError):
-                    os.write(leases, f"+{created} {name}\n".encode())
+                    os.write(leases, lease_line(created, name).encode())
             try:
                 point.mkdir(parents=True)
                 options = {"branch": name, "parent": "main", "source": str(self.root)}

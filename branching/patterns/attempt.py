@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from branching._cancellation import CancelScope
+from branching.errors import BranchingError, SetupError
 from branching.fs import Branch, DiffSummary
 from branching.patterns.results import CandidateResult, State
 from branching.runlog.events import Event, EventKind
@@ -194,6 +195,28 @@ def with_end(answer: CandidateResult, task: Task) -> CandidateResult:
         ended = replace(ended, how="oom", reason=reason)
         answer = answer._replace(error=answer.error or reason)
     return answer._replace(ended=ended, exit_code=ended.exit_code or answer.exit_code)
+
+
+def changes_of(branch: Branch) -> DiffSummary | None:
+    """Returns the changes of a branch, or None if they cannot be determined.
+
+    Another candidate may have won. A more serious failure shows up at the commit.
+    """
+    try:
+        return DiffSummary.of(branch.diff())
+    except BranchingError:
+        return None
+
+
+def out_of_time(seconds: float) -> CandidateResult:
+    """Returns the result of an attempt that did not end within the time limit of the call."""
+    error = TimeoutError(f"not finished within the time limit of {seconds:g} s")
+    return CandidateResult(success=False, exception=error, exit_code=1)
+
+
+def setup_failed(reason: str) -> SetupError:
+    """Returns the error of a call whose setup failed."""
+    return SetupError(f"the setup failed ({reason}); nothing was tried or committed")
 
 
 def ends_when_cancelled(function: Callable[..., object]) -> bool:

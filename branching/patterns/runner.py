@@ -34,9 +34,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from branching._cancellation import STOP_GRACE_SECONDS, CancelScope
 from branching._signals import defer_sigint
-from branching.errors import BranchingError, SetupError
 from branching.fs import Branch, Change, DiffSummary, Workspace
-from branching.patterns.attempt import Attempt, Task, ends_when_cancelled, label_of, with_end
+from branching.patterns.attempt import (
+    Attempt,
+    Task,
+    changes_of,
+    ends_when_cancelled,
+    label_of,
+    out_of_time,
+    setup_failed,
+    with_end,
+)
 from branching.patterns.branch_set import BranchSet
 from branching.patterns.completion_queue import CompletionQueue
 from branching.patterns.event_dispatch import EventDispatcher
@@ -327,10 +335,10 @@ class Runner:
         self._workers.cancel(LOSER_GRACE_SECONDS)
         branch = branch or attempt.branch
         if self._branches.between is not None:
-            attempt.changes = attempt.changes or _summary(branch)
+            attempt.changes = attempt.changes or changes_of(branch)
             branch = self._branches.merged(branch)
         if not self._commits:
-            attempt.changes = attempt.changes or _summary(branch)
+            attempt.changes = attempt.changes or changes_of(branch)
             self._branches.keep(branch)
         else:
             self._changes = self._branches.commit(
@@ -399,9 +407,7 @@ class Runner:
         attempt.end("succeeded" if answer.success else "failed", answer)
         self._events.finished(attempt)
         if not answer.success:
-            raise SetupError(
-                f"the setup failed ({answer.error or said!r}); nothing was tried or committed"
-            )
+            raise setup_failed(repr(answer.error or said))
 
     def _answer(
         self,
@@ -416,7 +422,7 @@ class Runner:
         answer = with_end(read(reject_coroutines(self._call(candidate, task, args))), task)
         if task.is_cancelled or (answer.success and wins_at_once):
             return answer  # a cancelled candidate must not delay the winner
-        return answer._replace(changes=_summary(task.attempt.branch))
+        return answer._replace(changes=changes_of(task.attempt.branch))
 
     def _open(self, attempt: Attempt) -> None:
         """Creates the branch of an attempt."""
@@ -524,17 +530,7 @@ class Runner:
         self._waiting.clear()
         for attempt in unfinished:
             if timed_out_after is not None:
-                over = TimeoutError(f"not finished within the time limit of {timed_out_after:g} s")
-                attempt.end(
-                    "timed_out", CandidateResult(success=False, exception=over, exit_code=1)
-                )
+                attempt.end("timed_out", out_of_time(timed_out_after))
             else:
                 attempt.end("cancelled", CandidateResult(success=False, exit_code=1))
             self._events.finished(attempt)
-
-
-def _summary(branch: Branch) -> DiffSummary | None:
-    try:
-        return DiffSummary.of(branch.diff())
-    except BranchingError:
-        return None  # another candidate has won; a more serious failure shows up at the commit
