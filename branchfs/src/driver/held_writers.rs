@@ -1,10 +1,10 @@
 //! Keeps processes from beginning to write in a branch while a commit or a fork waits for files that are open.
 //!
-//! The read-only mounts of [`super::covers`] stop whoever finds a file by a path that leads through them. A program makes
-//! new files by paths relative to its working directory, or in a mount namespace of its own, and no mount is in its way.
-//! Such programs are traced (`ptrace`), with all their threads and children, and each thread is held before its next
-//! system call that would write by a path. Files that are open are closed as usual meanwhile, and so the instant comes in
-//! which none is open. Then, and when the daemon dies, the kernel lets all threads continue with that call.
+//! The read-only mounts of [`super::covers`] stop a program whose paths lead through them. They do not stop one that
+//! makes new files by paths relative to its working directory, or in a mount namespace of its own. Such programs are
+//! traced (`ptrace`), with all their threads and children, and each thread is held before its next system call that would
+//! write by a path. Files that are open are closed as usual meanwhile, and so the instant comes in which none is open.
+//! Then, and when the daemon dies, the kernel lets all threads continue with that call.
 //!
 //! The threads are not changed. Some system calls that wait end with EINTR, as when a process is stopped and continued.
 

@@ -11,7 +11,6 @@ use rustix::io::Errno;
 use super::CopyData;
 use super::open::big_file_bytes;
 use super::{NodeIndex, NodeLocation, View};
-
 use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::layer_stack::{LayerPath, LayerStack};

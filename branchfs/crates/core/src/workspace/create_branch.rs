@@ -50,8 +50,8 @@ impl Workspace {
         create_filled(self, name, parent, disk_limit, self.store.next_number(), None)
     }
 
-    /// Creates a branch, and before it exists writes the line `+ID NAME` to a file of leases: whoever is killed at any
-    /// step leaves no branch without a lease. A lease whose branch was not created stays in the file, and its number is
+    /// Creates a branch, and before it exists writes the line `+ID NAME` to a file of leases, so that a client that is
+    /// killed at any step leaves no branch without a lease. A lease whose branch was not created stays in the file, and its number is
     /// not used again.
     ///
     /// # Errors

@@ -168,12 +168,18 @@ impl View {
 /// The path under which the merged layers below the top one show the object at `path` of the top layer. It may differ
 /// from the path in the lower layer: a layer in between may have moved a parent directory.
 fn path_below(top: &Layer, path: &Path) -> Result<PathBuf> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Ok(PathBuf::new());
-    };
-    match top.redirect(path)? {
-        Some(Redirect::Path(origin)) => Ok(origin),
-        Some(Redirect::Sibling(name)) => Ok(path_below(top, parent)?.join(name)),
-        None => Ok(path_below(top, parent)?.join(name)),
+    let (mut place, mut names) = (PathBuf::new(), Vec::new());
+    for ancestor in path.ancestors() {
+        let Some(name) = ancestor.file_name() else { break };
+        match top.redirect(ancestor)? {
+            Some(Redirect::Path(origin)) => {
+                place = origin;
+                break;
+            }
+            Some(Redirect::Sibling(name)) => names.push(name),
+            None => names.push(name.to_owned()),
+        }
     }
+    place.extend(names.iter().rev());
+    Ok(place)
 }
