@@ -214,9 +214,9 @@ def out_of_time(seconds: float) -> CandidateResult:
     return CandidateResult(success=False, exception=error, exit_code=1)
 
 
-def setup_failed(reason: str) -> SetupError:
-    """Returns the error of a call whose setup failed."""
-    return SetupError(f"the setup failed ({reason}); nothing was tried or committed")
+def setup_failed(reason: object) -> SetupError:
+    """Returns the error of a call whose setup failed, for this reason or with this value."""
+    return SetupError(f"the setup failed ({reason!r}); nothing was tried or committed")
 
 
 def ends_when_cancelled(function: Callable[..., object]) -> bool:

@@ -407,7 +407,7 @@ class Runner:
         attempt.end("succeeded" if answer.success else "failed", answer)
         self._events.finished(attempt)
         if not answer.success:
-            raise setup_failed(repr(answer.error or said))
+            raise setup_failed(answer.error or said)
 
     def _answer(
         self,
