@@ -50,7 +50,7 @@ SERVER = f"""
 import os, sys
 sys.path = [path for path in sys.path if path]  # not the modules of the project
 from swerex.server import main
-sys.argv += ["--auth-token", os.environ.pop("{TOKEN}")]
+sys.argv += ["--auth-token=" + os.environ.pop("{TOKEN}")]  # one word: a token may begin with "-"
 main()
 """
 TERMINAL = {"TERM": "dumb"}

@@ -152,6 +152,21 @@ def test_a_deployment_is_alive_from_start_to_stop_and_its_changes_are_the_branch
         assert (outside / "made.txt").read_text() == "new\n"
 
 
+def test_a_token_may_begin_with_a_dash(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("branching.swerex.secrets.token_urlsafe", lambda: "-begins-with-a-dash")
+
+    async def use(branch: Branch) -> str:
+        deployment = BranchDeployment(branch)
+        await deployment.start()
+        try:
+            return (await deployment.runtime.execute(Command(command="echo up", shell=True))).stdout
+        finally:
+            await deployment.stop()
+
+    with Workspace.open(outside) as workspace, workspace.branch("attempt") as branch:
+        assert asyncio.run(use(branch)) == "up\n"
+
+
 def test_a_server_that_does_not_start_is_an_error_with_its_output(
     branch: Branch, outside: Path
 ) -> None:
