@@ -64,6 +64,8 @@ class Supervisor:
         self._wakeup: tuple[int, int] | None = None
         """A pipe: what is written there ends the wait."""
         self._kills = 0
+        self._kills_until_end = 0
+        """How many had come when `supervise` returned."""
         self._kill_asked_at: float | None = None
         self._kill_grace = 0.0
         self._is_terminated = False
@@ -119,7 +121,10 @@ class Supervisor:
             True if the process has ended or must be killed now, False if it is still running.
         """
         with self._woken_by_signals():
-            return self._supervise(process, pipes, timeout, on_readable or {})
+            try:
+                return self._supervise(process, pipes, timeout, on_readable or {})
+            finally:
+                self._kills_until_end = self._kills
 
     def _supervise(
         self,
@@ -152,10 +157,12 @@ class Supervisor:
                 return False
 
     def deliver(self, pipes: Pipes) -> None:
-        """Waits until the output that is left is forwarded, or `kill` is called once more."""
-        kills = self._kills
+        """Waits until the output that is left is forwarded, or `kill` is called once more.
+
+        A call since the end of `supervise` counts, too.
+        """
         with self._woken_by_signals():
-            while not pipes.drain() and self._kills == kills:
+            while not pipes.drain() and self._kills == self._kills_until_end:
                 pipes.handle(self._wait([], pipes, []))
 
     def __enter__(self) -> Supervisor:

@@ -257,12 +257,11 @@ class TestForward:
         reading, writing = os.pipe()
         words = branching_argv("run", "--", "sh", "-c", "echo heard >&2; exec yes")
         run = subprocess.Popen(words, cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True)
-        os.close(writing)
         try:
             assert run.stderr is not None
             assert run.stderr.readline() == "heard\n"
-            while select.select([reading], [], [], 0)[0] and _bytes_in(reading) < 1 << 16:
-                pass
+            until(lambda: not select.select([], [writing], [], 0)[1], "the pipe is full")
+            os.close(writing)
             children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
             run.send_signal(signal.SIGTERM)
             until(lambda: children.read_text() == "", "the command has ended")
@@ -272,8 +271,3 @@ class TestForward:
         finally:
             os.close(reading)
             run.kill()
-
-
-def _bytes_in(pipe: int) -> int:
-    found: bytes = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
-    return int(struct.unpack("i", found)[0])
