@@ -151,11 +151,11 @@ def _locked(
 def _opened(backend: Backend, path: Path) -> int:
     uid, gid = backend.owner
     while True:
-        with suppress(FileExistsError):
-            path.parent.mkdir(mode=0o700)
-            if os.geteuid() == 0:
-                os.chown(path.parent, uid, gid, follow_symlinks=False)
         try:
+            with suppress(FileExistsError):
+                path.parent.mkdir(mode=0o700)
+                if os.geteuid() == 0:
+                    os.chown(path.parent, uid, gid, follow_symlinks=False)
             file = open_file(path, os.O_RDWR | os.O_CREAT)
             break
         except FileNotFoundError:

@@ -249,6 +249,29 @@ for turn in range(200):
 """
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_lock_is_taken_although_another_process_removes_its_directory(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the last holder of another file in it does, before the directory has its owner."""
+    removed: list[Path] = []
+    chown = os.chown
+
+    def chown_removed(path: Path, *ids: int, follow_symlinks: bool) -> None:
+        if not removed:
+            path.rmdir()
+            removed.append(path)
+        chown(path, *ids, follow_symlinks=follow_symlinks)
+
+    with Workspace.open(project) as space, space.branch("b", on_success=None) as branch:
+        monkeypatch.setattr(os, "chown", chown_removed)
+        with branch.in_use():
+            assert len(removed) == 1
+            assert list(removed[0].iterdir())
+        monkeypatch.undo()
+        branch.abort()
+
+
 def test_nothing_runs_in_a_branch_while_it_is_committed(project: Path, place: Path) -> None:
     """Several processes take the lock in turns, and say so in files beside."""
     marks = place / "marks"
