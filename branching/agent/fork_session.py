@@ -26,6 +26,9 @@ from branching.agent.run_supervisor import RunSupervisor
 from branching.agent.types import FlushReport, ForkHandle, MergeOptions
 from branching.errors import BranchingError
 
+SAVE_RETRY_SECONDS = 1.0
+"""After a failed save: the disk may have room again, or another process released the database."""
+
 
 class ForkSession:
     """One fork, its branches and their runs."""
@@ -228,6 +231,7 @@ class ForkSession:
                 # The runs continue, with a warning that the fork cannot be resumed.
                 said = f"the fork would not survive a restart: {error.message}"
                 self.warn(said)
+                self._loop.call_later(SAVE_RETRY_SECONDS, self.changed)
             await run_in_thread(self._record_originals)
             await run_in_thread(self._refresh)
 

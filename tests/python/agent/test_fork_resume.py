@@ -28,7 +28,11 @@ def killed(real: Mounted, *words: str) -> str:
     run = Running(real.root, ["fork", "-q", *words])
     branch_with(real.root, "made", run)
     branch_with(real.root, "half", run)
-    until(lambda: "done" in _states(real), "the first is done")
+    try:
+        until(lambda: "done" in _states(real), "the first is done")
+    except AssertionError as error:
+        run.signal(signal.SIGABRT)  # it says where its threads are
+        raise AssertionError(f"{error}; {_states(real)}\n{run.done().err}") from error
     run.signal(signal.SIGKILL)
     run.done()
     return left(real)

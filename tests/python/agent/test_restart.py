@@ -368,6 +368,8 @@ def test_a_fork_can_be_left_to_be_resumed(real: Mounted) -> None:
 
 
 def test_what_cannot_be_kept_is_said_and_the_runs_go_on() -> None:
+    """And it is kept as soon as it can be, although nothing more happens in the fork."""
+
     class Full(InMemoryForkStateStore):
         is_full = False
 
@@ -394,7 +396,11 @@ def test_what_cannot_be_kept_is_said_and_the_runs_go_on() -> None:
             await until(lambda: len(warned) > 0 and not branch_of(made, "a").is_running)
             assert branch_of(made, "a").status.state == "done"
             store.is_full = False
+            await until(lambda: [kept.status.state for kept in saved()] == ["done"])
             await made.aclose()
+
+        def saved() -> list[KeptBranch]:
+            return [branch for each in store.list_all() for branch in each.branches]
 
         with pytest.warns(
             UserWarning, match="would not survive a restart: no space left"

@@ -53,7 +53,7 @@ def branching(cwd: Path, *words: str, stdin: str = "", **environment: str) -> Do
 
 
 class Running:
-    """A command that is still running, in pipes."""
+    """A command that is still running, in pipes. After SIGABRT it prints where its threads are."""
 
     started: ClassVar[list[subprocess.Popen[str]]] = []
 
@@ -64,6 +64,7 @@ class Running:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
         )
         self.started.append(self.process)
 
