@@ -11,7 +11,8 @@ thread, behind other attempts.
 Dask computes a result that was lost with its worker again. A second run would have another result
 than the one that was chosen, so a run sets an event, and a later one ends when it finds it set.
 What this program puts goes to one worker of each node. A task that needs it asks the scheduler who
-has it: so the base does not come to a node that has unpacked it, and comes once to the others.
+has it: so the base does not come to a node that has unpacked it, and comes once to the others. If
+all workers that have it have died, the task asks this program, which puts it to the task's worker.
 
 A short reply comes as an event, so nobody has to ask the worker for it.
 
@@ -22,12 +23,16 @@ keeps the last events of each topic, and only those of a client are dropped when
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import queue
 import secrets
 import socket
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +52,10 @@ _RESULT_BYTES_MAX = 16 << 10
 """The scheduler keeps the last events in memory."""
 _BUSY_SECONDS = 0.1
 """Time until a worker that sends to many others is asked again."""
+_AGAIN_SECONDS = 60.0
+"""Time that this program has to put a lost piece again, which has at most `CHUNK_BYTES`."""
+_POLL_SECONDS = 0.25
+"""Time between two looks for a piece that is put again."""
 
 
 class DaskRunner:
@@ -120,11 +129,12 @@ class DaskRunner:
 class _DaskStore:
     """The object store in a worker, for one attempt."""
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, topic: str) -> None:
         from distributed import get_worker
 
         self._worker = get_worker()
         self._key = key
+        self._topic = topic
         self.pieces: list[bytes] = []
         self.node = f"{socket.gethostname()}/{self._worker.address.rpartition(':')[2]}"
 
@@ -132,16 +142,30 @@ class _DaskStore:
         self.pieces.append(data)
         return self._key, len(self.pieces) - 1
 
+    def pass_on(self, message: object) -> None:
+        """Sends a message to the program, unless it is None."""
+        if message is not None:
+            event = self._key, self._worker.address, pickle.dumps(message)
+            self._worker.log_event(self._topic, event)
+
     def get(self, reference: object) -> bytes:
         from distributed.utils import sync
 
         assert isinstance(reference, str)
-        try:
-            data = sync(self._worker.loop, self._fetch, reference)
-        except Exception as error:  # Dask has no base class for what it raises
-            raise EngineError(_said(error)) from error
-        assert isinstance(data, bytes)
-        return data
+        deadline = None
+        while True:
+            try:
+                data = sync(self._worker.loop, self._fetch, reference)
+            except Exception as error:  # Dask has no base class for what it raises
+                if deadline is None:
+                    deadline = time.monotonic() + _AGAIN_SECONDS
+                    self.pass_on(_Lost(reference))
+                elif time.monotonic() > deadline or self.is_cancelled(""):
+                    raise EngineError(_said(error)) from error
+                time.sleep(_POLL_SECONDS)
+                continue
+            assert isinstance(data, bytes)
+            return data
 
     async def _fetch(self, key: str) -> object:
         """Returns what the program has put, from a worker that has it, of this node if possible."""
@@ -176,6 +200,10 @@ class _DaskEngine:
         self._client = client
         self._options = options
         self._put: dict[str, Future[bytes]] = {}
+        self._copies = tempfile.TemporaryFile(prefix="branching-pieces-")  # noqa: SIM115  (`close`)
+        """What was put, in case that the workers die which have it."""
+        self._places: dict[str, tuple[int, int]] = {}
+        """By key, the offset and the size of its copy."""
         self._tasks: dict[str, _Task] = {}
         self._inbox = _Inbox.opened(client)
         self._lock = threading.Lock()
@@ -193,7 +221,19 @@ class _DaskEngine:
                 f"the base could not be sent to the workers: {_said(error)}; nothing was run"
             ) from error
         self._put[future.key] = future
+        with self._lock:
+            self._places[future.key] = self._copies.tell(), len(data)
+            self._copies.write(data)
+            self._copies.flush()
         return future.key
+
+    def _put_again(self, key: str, worker: str) -> None:
+        """Puts a piece to a worker that has found it nowhere."""
+        offset, size = self._places[key]
+        # If it fails, the worker has died, or says what it did not find.
+        with suppress(Exception):
+            data = os.pread(self._copies.fileno(), size, offset)
+            self._put.update(self._client.scatter({key: data}, workers=[worker], hash=False))
 
     def get(self, reference: object) -> bytes:
         assert isinstance(reference, tuple)
@@ -244,6 +284,8 @@ class _DaskEngine:
                 found = pickle.loads(message)
                 if isinstance(found, _Result):
                     result = found
+                elif isinstance(found, _Lost):
+                    self._put_again(found.key, self._tasks[task].worker)
                 else:
                     listener(found)
         finally:
@@ -271,6 +313,7 @@ class _DaskEngine:
             self._inbox.tasks.pop(key, None)
             Event(key, client=self._client).clear()
         self._put.clear()
+        self._copies.close()
         self._tasks.clear()
         self._inbox.close()
 
@@ -293,6 +336,13 @@ class _Result:
     """The last message of a task, if what it returns is short."""
 
     data: bytes
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A message of a task that has found no worker with a piece."""
+
+    key: str
 
 
 class _Task:
@@ -352,23 +402,17 @@ _INBOXES_LOCK = threading.Lock()
 
 def _run(function: Function, argument: bytes, key: str, topic: str) -> tuple[bytes, list[bytes]]:
     """Returns what the function returns, and the pieces of its layer."""
-    from distributed import Event, get_client, get_worker
+    from distributed import Event, get_client
 
     has_run = Event(key, client=get_client())
     if has_run.is_set():
         raise EngineError("its worker has died; it is not repeated")
     has_run.set()
-    store = _DaskStore(key)
-    worker = get_worker()
-
-    def pass_on(message: object) -> None:
-        if message is not None:
-            worker.log_event(topic, (key, worker.address, pickle.dumps(message)))
-
-    returned = run_function(function, store, pickle.loads(argument), pass_on)
+    store = _DaskStore(key, topic)
+    returned = run_function(function, store, pickle.loads(argument), store.pass_on)
     result = pickle.dumps(returned)
     if len(result) <= _RESULT_BYTES_MAX:
-        pass_on(_Result(result))
+        store.pass_on(_Result(result))
     return result, store.pieces
 
 

@@ -523,13 +523,16 @@ assert space.branches() == []
 
 
 DASK_KILL = """
+import atexit
 from distributed import Client
 names = [f"mortal-{number}" for number in range(3)]
 words = [sys.executable, "-m", "distributed.cli.dask_worker", sys.argv[2], "--no-nanny"]
 words += ["--no-dashboard", "--nthreads", "1", "--local-directory", str(base.parent), "--name"]
 for name in names:
     own = os.environ | {"BRANCHING_CACHE": str(base.parent / name)}
-    subprocess.Popen([*words, name], env=own, stderr=subprocess.DEVNULL, start_new_session=True)
+    worker = subprocess.Popen([*words, name], env=own, stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL, start_new_session=True)
+    atexit.register(worker.kill)
 runner = DaskRunner(sys.argv[2], dask_options={"workers": names})
 client = runner._connected()
 client.wait_for_workers(6)
@@ -538,11 +541,7 @@ mortals = [address for address, worker in workers.items() if worker["name"] in n
 found = client.run(os.getpid, workers=mortals)
 pids = {address.rpartition(":")[2]: pid for address, pid in found.items()}
 def kill(node):
-    os.kill(pids[node.rpartition("/")[2]], signal.SIGKILL)
-"""
-KILL_LEFT = """
-for pid in pids.values():
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pids[node.rpartition("/")[2].rpartition(":")[2]], signal.SIGKILL)
 """
 
 
@@ -599,8 +598,7 @@ assert isinstance(first[-1].exception, ClusterError), first[-1]
 assert first[-1].state == "error" and "lost" in str(first[-1].exception), first[-1]
 assert (base / "b").read_text() == str(outcome.winner.branch_index), outcome
 assert space.branches() == []
-"""
-        + KILL_LEFT,
+""",
         dask,
     )
 
@@ -672,6 +670,34 @@ assert holders == [1], holders
         dask,
     )
     assert (base / "made").exists()
+
+
+def test_a_base_whose_worker_has_died_comes_again(
+    base: Path, place: Path, dask: SharedCluster
+) -> None:
+    """The only worker that has it is killed before the others, whose caches lack it, ask for it."""
+    on_cluster(
+        place,
+        DASK_KILL
+        + """
+from branching.cluster import dask_runner
+dask_runner._one_of_each_node = lambda _: mortals[:1]
+put = dask_runner._DaskEngine.put
+def put_and_kill(self, data):
+    key = put(self, data)
+    kill(mortals[0])
+    return key
+dask_runner._DaskEngine.put = put_and_kill
+task = command("sleep 0.5; echo $BRANCHING_ATTEMPT > a")
+outcome = BestOfN(task, 4, runner=runner)(space)
+assert sorted(each.state for each in outcome.all_results) == [*3 * ["succeeded"], "won"], outcome
+dead = mortals[0].rpartition(":")[2]
+assert dead not in {each.node.rpartition("/")[2] for each in outcome.all_results}, outcome
+assert space.branches() == []
+""",
+        dask,
+    )
+    assert (base / "a").exists()
 
 
 def test_a_killed_driver_leaves_nothing_on_nodes_and_a_local_branch(
