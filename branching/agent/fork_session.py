@@ -7,8 +7,6 @@ One for each fork, from making it to its end. The coordinator calls it under its
 from __future__ import annotations
 
 import asyncio
-import itertools
-import sys
 import threading
 import warnings
 from contextlib import suppress
@@ -42,9 +40,8 @@ class ForkSession:
         self._is_noticing = False
         self._is_behind = False
         self._catching_up: asyncio.Task[None] | None = None
-        self._numbers = itertools.count(1)
-        self._written = 0
-        self._writing = threading.Lock()
+        self._writing = threading.Lock()  # guards the next one, and the order of what is written
+        self._is_removed = False
         self._mirror = Mirror(mirror_root, fork.fork_id) if mirror_root else None
         self._keeps_mirror = keeps_mirror
         self.supervisor: RunSupervisor | None = None
@@ -191,19 +188,16 @@ class ForkSession:
                 self._store.remove(fork_id)
 
     def save(self) -> None:
-        """Keeps the state of this moment, unless a later one is kept by then. Dumps the
-        conversations, so an event loop calls it in a thread. ForkStoreError if that fails."""
-        # The number comes first: a state with a higher number is not older.
-        number, state = next(self._numbers), self.fork.state()
+        """Keeps the present state. Dumps the conversations, so an event loop calls it in a thread.
+        ForkStoreError if that fails."""
         with self._writing:
-            if number > self._written:
-                self._store.save(state)
-                self._written = number
+            if not self._is_removed:
+                self._store.save(self.fork.state())
 
     def _remove(self) -> None:
         with self._writing:
             self._store.remove(self.fork.fork_id)
-            self._written = sys.maxsize  # later events are not written
+            self._is_removed = True  # later events are not written
 
     def changed(self) -> None:
         """Something happened to a branch, in whatever thread: it is kept, once for many."""
