@@ -30,9 +30,8 @@ use verbs::Handler;
 /// The properties of a mount that `info` reports.
 #[derive(Clone, Debug)]
 pub(crate) struct MountInfo {
-    /// Where it is mounted.
     pub(crate) mountpoint: PathBuf,
-    /// The policy of the mount.
+    /// The policy of commits that do not name one.
     pub(crate) policy: Policy,
     /// Whether branches contain control files.
     pub(crate) control_files: bool,
@@ -84,7 +83,6 @@ impl Control {
         Ok(Self { listener, path })
     }
 
-    /// The path of the socket.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -210,7 +208,10 @@ fn error_line(error: &Error) -> String {
     reply.to_line()
 }
 
-/// Reads the request in `line`.
+/// Parses a request line.
+///
+/// # Errors
+/// `Usage`: it is not JSON, or has another version, an unknown verb or a wrong field.
 fn parse(line: &[u8]) -> Result<Request, Error> {
     #[derive(Deserialize)]
     struct Head {

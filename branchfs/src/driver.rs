@@ -12,7 +12,7 @@ use branchfs_core::error::Error;
 
 use overlay::Overlay;
 
-/// Which driver is asked for.
+/// The argument of `--driver`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum DriverKind {
     /// The fastest that has full semantics here

@@ -24,10 +24,10 @@ use crate::sys;
 use branchfs_core::error::Error;
 use branchfs_core::workspace::{Policy, Recovering, Settings, Workspace, is_interrupted};
 
-/// What to recover.
+/// The options of [`recover`].
 #[derive(Clone, Debug)]
 pub struct RecoverOptions {
-    /// The base.
+    /// The base directory.
     pub base: PathBuf,
     /// The store, where the base does not name it.
     pub store: Option<PathBuf>,

@@ -29,7 +29,7 @@ pub const VERSION: u64 = 1;
 /// Features in addition to those of the version.
 pub const FEATURES: [&str; 5] = ["disk_limit", "rebase", "drop_rest", "whole", "lease"];
 
-/// A request of one verb.
+/// The request of one verb, with the type of its reply.
 pub trait Verb: Into<Request> {
     /// The verb as the protocol writes it.
     const NAME: &'static str;
@@ -48,7 +48,7 @@ macro_rules! verbs {
         }
 
         impl Request {
-            /// All verbs.
+            /// The names of all verbs.
             pub const VERBS: &'static [&'static str] = &[$($name),*];
 
             /// The verb as the protocol writes it.

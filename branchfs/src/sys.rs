@@ -130,7 +130,7 @@ pub(crate) enum TraceStop {
     GroupStop,
     /// Anything else; it continues with this signal, or 0.
     Other(i32),
-    /// It has ended.
+    /// The thread has ended.
     End,
 }
 

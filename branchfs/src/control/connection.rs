@@ -32,7 +32,7 @@ const LINE_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The maximum time to wait for a peer that does not read its reply.
 const REPLY_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// The slots of all users.
+/// The open connections of all users, which [`CONNECTIONS_MAX`] limits for each user.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ConnectionSlots(Arc<Mutex<Table>>);
 
@@ -164,7 +164,7 @@ impl<'s> Connection<'s> {
         })
     }
 
-    /// Reads the next line.
+    /// Waits for the next request line. From its first byte on, the peer has [`LINE_WAIT_MAX`] to send it.
     pub(super) fn read(&mut self) -> io::Result<Line> {
         if self.reader.buffer().is_empty() {
             // A descriptor comes with bytes of its request, so these are of requests that were answered without them.
@@ -206,7 +206,7 @@ impl<'s> Connection<'s> {
         }
     }
 
-    /// Sends a reply.
+    /// Sends a reply line. Fails if the peer does not read it within [`REPLY_WAIT_MAX`].
     pub(super) fn write(&mut self, reply: &str) -> io::Result<()> {
         self.stream.write_all(reply.as_bytes())
     }

@@ -66,7 +66,7 @@ const SEARCH_MAX: Duration = Duration::from_millis(500);
 /// How often a branch is normalised again because of renames meanwhile.
 const ROUNDS_MAX: usize = 5;
 
-/// A branch that is presented.
+/// A branch whose overlayfs is mounted below the mountpoint.
 #[derive(Clone, Debug)]
 struct Presented {
     name: String,

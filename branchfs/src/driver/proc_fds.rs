@@ -18,7 +18,7 @@ use branchfs_core::sys;
 pub(crate) struct Open {
     /// Path below its root. That of a deleted file ends with ` (deleted)`.
     pub(crate) path: PathBuf,
-    /// The process, as in `/proc`.
+    /// The directory of the process in `/proc`.
     process: PathBuf,
 }
 

@@ -22,7 +22,7 @@ pub(super) const CONTROL_HANDLE: Handle = Handle(0);
 ///
 /// Writes and ioctls may take as long as a commit and wait for other requests.
 pub(crate) trait ControlFile: Send + Sync {
-    /// Its content.
+    /// Returns the content of the control file of a view.
     fn read(&self, slot: ViewId) -> FsResult<String>;
     /// Carries out a command.
     fn write(&self, slot: ViewId, text: &[u8]) -> FsResult<()>;
@@ -31,12 +31,12 @@ pub(crate) trait ControlFile: Send + Sync {
 }
 
 impl BranchFilesystem {
-    /// Shows control files from now on.
+    /// Shows a control file in the root of every view. Called at most once, at start.
     pub(crate) fn show_control_files(&self, control_file: Box<dyn ControlFile>) {
         let _ = self.control_file.set(control_file); // set once, at start
     }
 
-    /// The control file, if this node is one.
+    /// The operations of control files, if this node is a control file.
     pub(super) fn control_file(&self, index: NodeIndex) -> Option<&dyn ControlFile> {
         if index == CONTROL_INDEX { self.control_file.get().map(AsRef::as_ref) } else { None }
     }

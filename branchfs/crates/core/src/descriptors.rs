@@ -140,7 +140,8 @@ impl Owner {
         Some(entry.kept.clone())
     }
 
-    /// Keeps a descriptor.
+    /// Keeps a descriptor under a name, in place of an earlier one of that name. Closes the descriptors that were used
+    /// least recently if too many are kept.
     pub(crate) fn keep(&self, name: &OsStr, kept: Kept) {
         let mut table = table();
         let closed = table.make_room((limit() / 4).clamp(1, KEPT_MAX));

@@ -38,10 +38,10 @@ pub use walk::{RenamedDirs, Walked, list_view, walk};
 /// One object on one side: its path in the view and its layer.
 #[derive(Clone, Debug)]
 pub struct Side {
-    /// In the view; empty for the root.
+    /// Path in the view; empty for the root.
     pub(crate) path: PathBuf,
     pub(crate) layer: Arc<Layer>,
-    /// In the layer.
+    /// Path in the layer. It differs from `path` below a renamed directory.
     pub(crate) place: PathBuf,
     /// With the inode number and the links that it has in the layer.
     pub(crate) stat: Attributes,

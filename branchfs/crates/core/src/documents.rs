@@ -10,7 +10,7 @@ use serde::de::value::Error;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// A section of a document.
+/// The part of a document below one heading.
 #[derive(Default)]
 pub struct Section {
     /// The text, with its heading.

@@ -37,7 +37,7 @@ pub trait Driver: Send + Sync {
     /// Allows writes again.
     fn thaw(&self, branch: BranchId) -> Result<(), Error>;
 
-    /// The branches that are frozen.
+    /// The branches for which [`Self::freeze`] succeeded and [`Self::thaw`] was not called since.
     fn frozen(&self) -> Vec<BranchId>;
 
     /// Unmounts a branch's directory. Processes inside keep their open files; no path leads to them any more.

@@ -85,7 +85,7 @@ pub enum Error {
     NotNext {
         /// The commit of the request.
         wanted: u64,
-        /// The next one.
+        /// The commit that is to be undone or redone next.
         next: u64,
         /// Name of the branch whose commit `next` is.
         name: String,
@@ -109,11 +109,11 @@ pub enum Error {
     /// The path filter includes none of the paths that the branch changed, and the rest would be dropped.
     #[error("none of the {count} paths that branch {name} changed {wanted}")]
     NothingChosen {
-        /// The branch.
+        /// Name of the branch.
         name: String,
         /// The number of paths that the branch changed.
         count: usize,
-        /// The first of them.
+        /// The first of these paths.
         first: PathBuf,
         /// The operation that was requested.
         wanted: String,
@@ -129,7 +129,7 @@ pub enum Error {
     /// Files are open for writing, or deleted and still open.
     #[error("branch {name} has {}", what_is_open(paths))]
     Busy {
-        /// The branch.
+        /// Name of the branch.
         name: String,
         /// The files that are open. Paths of deleted files end with ` (deleted)`.
         paths: Vec<PathBuf>,
@@ -137,13 +137,13 @@ pub enum Error {
         /// use the branch.
         users: Vec<String>,
     },
-    /// Their paths. Those of deleted files end with ` (deleted)`.
+    /// A branch cannot be forked while files in it are open for writing, or deleted and still open.
     #[error(
         "branch {name} cannot be forked: it has {}, which a fork must freeze",
         what_is_open(paths)
     )]
     Written {
-        /// The branch.
+        /// Name of the branch.
         name: String,
         /// The files that are open. Paths of deleted files end with ` (deleted)`.
         paths: Vec<PathBuf>,
@@ -181,9 +181,9 @@ pub enum Error {
         path.display()
     )]
     Refused {
-        /// In the store.
+        /// Path of the object in the store.
         path: PathBuf,
-        /// The reason.
+        /// What the object is, as a clause: "it is a symbolic link".
         reason: String,
     },
     /// A path is longer than any that a branch may have.
@@ -198,9 +198,9 @@ pub enum Error {
     /// A step of a commit, an undo or a redo failed; everything is as before.
     #[error("cannot access {}: {source}", path.display())]
     Step {
-        /// The step that failed.
+        /// The kind of the step.
         step: &'static str,
-        /// In the base.
+        /// Path in the base.
         path: PathBuf,
         /// Why it failed.
         source: std::io::Error,
@@ -218,7 +218,7 @@ pub enum Error {
     Incomplete {
         /// "commit", "undo" or "redo".
         what: &'static str,
-        /// The first error.
+        /// The first error after the transaction was applied.
         source: Box<Error>,
     },
     /// A transaction failed, and undoing its steps failed too.

@@ -26,11 +26,12 @@ use crate::workspace::{
 /// A deviation from the format.
 #[derive(Debug)]
 pub struct Damage {
-    /// In the store.
+    /// Path of the damaged object, relative to the store; absolute for the part of an external store that is in the
+    /// base.
     pub path: PathBuf,
     /// The fault and its consequence.
     pub what: String,
-    /// Whether it was repaired.
+    /// Whether this check repaired it.
     pub is_repaired: bool,
 }
 
@@ -106,7 +107,7 @@ struct Check {
 /// Files in a journal entry, apart from its plan, that are not objects.
 const MARKS: [&str; 2] = ["rollback", "finished"];
 
-/// The content of the branch log.
+/// What the lines of the branch log say. The check skips a line that it cannot read.
 #[derive(Default)]
 struct LogContents {
     records: BTreeMap<u64, Record>,

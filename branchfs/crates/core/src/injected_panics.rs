@@ -2,7 +2,7 @@
 //! lists, separated by commas, the points that panic: FUSE requests (`mkdir`), verbs (`history`), `background`, and the
 //! phases of a transaction (`transaction-applied`).
 
-/// Panics if this point is listed.
+/// Panics if `BRANCHFS_PANIC_ON` lists this point. Does nothing in a build without debug assertions.
 pub fn panic_if_listed(name: &str) {
     #[cfg(debug_assertions)]
     {

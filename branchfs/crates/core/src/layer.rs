@@ -39,16 +39,16 @@ use lazy_dir::{LazyDir, make_directory};
 use links::parse_link;
 pub(crate) use workdir::WorkEntry;
 
-/// The base.
+/// The id of the base as a layer.
 pub(crate) const BASE: LayerId = LayerId(0);
 
-/// A layer, open.
+/// An open layer of a stack: the base, a layer of a branch, or a snapshot layer.
 #[derive(Debug)]
 pub struct Layer {
     pub(crate) id: LayerId,
     /// The layer whose objects it holds. For a snapshot layer it is the base, whose objects it links.
     pub(crate) origin: LayerId,
-    /// The content.
+    /// The directory tree that the layer adds to a view.
     pub tree: RootedDir,
     own: Option<UpperDir>,
 }
@@ -144,13 +144,13 @@ struct Log {
 }
 
 impl Layer {
-    /// The base, through `tree`.
+    /// The base as the lowest layer of a stack. `tree` is the base directory.
     pub fn base(tree: RootedDir) -> Self {
         Self { id: BASE, origin: BASE, tree, own: None }
     }
 
-    /// Opens a branch's layer in `directory`, which need not exist yet. `foreign`: it is on another file system than
-    /// the base.
+    /// Opens a branch's layer in `directory`, which need not exist yet. `on_other_filesystem`: on another one than that
+    /// of the base.
     pub(crate) fn open(
         id: LayerId,
         directory: &Path,

@@ -100,7 +100,7 @@ impl LayerStack {
         Self { layers: [own, below].concat(), own: own.len(), follows_metacopies: true }
     }
 
-    /// The root directory.
+    /// The merged root directory of the whole stack.
     pub(crate) fn root(&self) -> MergedDir {
         self.root_from(0)
     }

@@ -175,7 +175,8 @@ impl PartialCopy {
         Ok(done)
     }
 
-    /// Writes at `offset`.
+    /// Writes at `offset`, after it has fetched blocks that the data covers only in part. Returns the number of bytes
+    /// written, which may be fewer than given.
     pub(crate) fn write(&self, data: &[u8], offset: u64) -> Result<usize> {
         self.write_locked(&mut self.writing(), data, offset)
     }
@@ -309,7 +310,10 @@ impl PartialCopy {
         record.write(self.file.as_fd(), self.namespace)
     }
 
-    /// As `fallocate(2)`.
+    /// As `fallocate(2)`. The blocks of the range become the copy's own.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for modes that move content.
     pub fn allocate(&self, mode: FallocateFlags, offset: u64, length: u64) -> Result<()> {
         let known = FallocateFlags::KEEP_SIZE | FallocateFlags::UNSHARE_RANGE;
         let zeros = FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;

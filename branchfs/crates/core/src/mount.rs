@@ -107,7 +107,7 @@ impl Mount {
         views.by_slot.get(&slot).cloned().ok_or(Errno::STALE)
     }
 
-    /// The mounted view of the branch with this name.
+    /// The open branch with this name, if there is one.
     pub fn view_named(&self, name: &OsStr) -> Option<Arc<MountedBranch>> {
         let views = self.views.read().unwrap_or_else(PoisonError::into_inner);
         views.by_slot.get(views.by_name.get(name)?).cloned()

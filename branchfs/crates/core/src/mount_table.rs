@@ -14,7 +14,7 @@ const TABLE: &str = "/proc/self/mountinfo";
 pub struct Entry {
     /// Which directory of the file system is seen there.
     pub(crate) root: PathBuf,
-    /// The mountpoint.
+    /// Absolute path of the mountpoint.
     pub point: PathBuf,
     pub(crate) kind: String,
     pub(crate) source: PathBuf,
@@ -85,7 +85,7 @@ pub fn is_root_of_mount(mountpoint: &Path) -> Result<bool, Error> {
     Ok(last.is_some_and(|entry| entry.kind == "fuse.branchfs" && entry.root == Path::new("/")))
 }
 
-/// Whether a directory is in a BranchFS mount.
+/// Whether the innermost mount that contains a directory is one of BranchFS.
 pub(crate) fn is_in_mount(directory: &Path) -> Result<bool, Error> {
     let place = place_of(directory)?;
     let entries = read()?;

@@ -102,7 +102,7 @@ pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     open_file(path, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?.write_all(content)
 }
 
-/// Opens a directory for reading.
+/// Opens a directory for reading. The error names the type of what is there instead.
 pub fn open_directory(path: &Path) -> io::Result<File> {
     let opened = open(path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
     opened.map(File::from).map_err(|error| {
@@ -116,7 +116,7 @@ pub fn open_directory(path: &Path) -> io::Result<File> {
     })
 }
 
-/// The names in a directory.
+/// The names in a directory without `.` and `..`, unsorted.
 pub(crate) fn names(path: &Path) -> io::Result<Vec<OsString>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::new(open_directory(path)?)? {
@@ -137,7 +137,7 @@ pub(crate) fn stat(path: &Path) -> io::Result<Option<Stat>> {
     }
 }
 
-/// Whether a path exists.
+/// Whether there is an object at a path, which may be a symbolic link to nowhere.
 pub(crate) fn exists(path: &Path) -> io::Result<bool> {
     stat(path).map(|found| found.is_some())
 }

@@ -60,7 +60,7 @@ impl Namespace {
 }
 
 impl Namespace {
-    /// Its word in the store.
+    /// The target of the link `marks` in the store, which records the namespace.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Trusted => "trusted",

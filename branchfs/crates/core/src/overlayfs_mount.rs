@@ -35,11 +35,11 @@ pub struct KernelMount {
 /// The directories of an overlayfs.
 #[derive(Clone, Copy, Debug)]
 pub struct Layers<'p> {
-    /// The lower directory.
+    /// `lowerdir`: never written.
     pub lower: &'p Path,
-    /// The upper directory.
+    /// `upperdir`: takes the changes.
     pub upper: &'p Path,
-    /// The work directory.
+    /// `workdir`: on the same file system as `upper`.
     pub work: &'p Path,
 }
 
@@ -115,7 +115,7 @@ impl KernelMount {
         rustix::mount::fsconfig_reconfigure(&context)
     }
 
-    /// Its root directory.
+    /// The root directory of the mount, which need not be attached to a path.
     pub fn root(&self) -> BorrowedFd<'_> {
         self.mount.as_fd()
     }
@@ -208,7 +208,7 @@ mod tests {
     use std::fs;
     use std::path::PathBuf;
 
-    /// Directories of these names in a place.
+    /// Creates directories of these names in `place`.
     fn directories<const N: usize>(place: &Path, names: [&str; N]) -> [PathBuf; N] {
         names.map(|name| {
             let path = place.join(name);

@@ -151,7 +151,7 @@ fn times_of_root(upper: &RootedDir) -> Result<impl Fn() -> Result<()>> {
     Ok(move || upper.set_times(Path::new(""), &before))
 }
 
-/// An object of the layer.
+/// An object of the layer, and the path of its lower object.
 struct Object {
     /// In the layer, and so in the branch.
     path: PathBuf,
@@ -552,12 +552,13 @@ pub fn pending_conversion(
     Ok(pending)
 }
 
-/// Returns the tree of an overlayfs.
+/// Returns the merged tree of an overlayfs, reached through a descriptor of its mount.
 pub fn tree_of(mount: &KernelMount) -> Result<RootedDir> {
     rustix::io::dup(mount.root()).map(RootedDir::new)
 }
 
-/// Mounts an overlayfs over the layer in `layer`.
+/// Mounts an overlayfs over `base`, whose upper directory is that of the layer in `layer`. The mount is not attached to
+/// a path yet.
 pub fn mount_over(base: &Path, layer: &Path) -> std::result::Result<KernelMount, Error> {
     let (upper, work) = (layer.join("upper"), layer.join(WORK));
     RootedDir::open_root(&upper).and_then(|upper| hide_store(&upper)).at(&upper)?;

@@ -49,12 +49,12 @@ impl PathFilter {
         self.skipped.len() > before
     }
 
-    /// The paths that are skipped.
+    /// All paths that were given to [`Self::skip`].
     pub(crate) fn skipped(&self) -> &BTreeSet<PathBuf> {
         &self.skipped
     }
 
-    /// Paths are skipped.
+    /// Whether paths were given to [`Self::skip`].
     pub(crate) fn skips_any(&self) -> bool {
         !self.skipped.is_empty()
     }

@@ -216,7 +216,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// The quota that it is charged to.
+    /// The quota to which changes in the layer are charged.
     pub fn quota(&self) -> &Quota {
         &self.quota
     }
@@ -256,7 +256,7 @@ impl Ledger {
         drop(before); // outside the lock: dropping an account returns its charge
     }
 
-    /// The account of a file of the layer.
+    /// The account of a file of the layer. A file without one gets a new account.
     pub(crate) fn file(&self, ino: u64) -> Arc<FileAccount> {
         let mut files = self.files();
         Arc::clone(files.entry(ino).or_insert_with(|| self.new_file()))

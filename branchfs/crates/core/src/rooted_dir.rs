@@ -128,7 +128,7 @@ impl RootedDir {
         Ok(())
     }
 
-    /// Whether the root exists.
+    /// Whether the root is open: that of a layer exists after the first change.
     pub(crate) fn has_root(&self) -> bool {
         self.root.get().is_some()
     }

@@ -48,9 +48,9 @@ pub struct Attributes {
     pub mode: u32,
     /// Number of hard links.
     pub nlink: u32,
-    /// Owner.
+    /// User id of the owner.
     pub uid: u32,
-    /// Group.
+    /// Group id.
     pub gid: u32,
     /// Device number of a device node: `(major, minor)`.
     pub rdev: (u32, u32),
@@ -59,7 +59,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// The owner and the group.
+    /// User id and group id.
     pub(crate) fn owner(&self) -> (u32, u32) {
         (self.uid, self.gid)
     }
@@ -89,11 +89,11 @@ impl From<&Statx> for Attributes {
 pub struct SetAttr {
     /// Permission bits.
     pub mode: Option<u32>,
-    /// Owner.
+    /// User id of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// Group id.
     pub gid: Option<u32>,
-    /// Size in bytes.
+    /// New size in bytes: the file is truncated or extended.
     pub size: Option<u64>,
     /// Access time.
     pub atime: Option<SetTime>,

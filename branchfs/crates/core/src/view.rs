@@ -186,7 +186,7 @@ impl View {
         }
     }
 
-    /// The top layer.
+    /// The layer that takes the writes of the branch.
     pub fn top(&self) -> Arc<Layer> {
         Arc::clone(&self.layers[0])
     }

@@ -407,7 +407,7 @@ impl Workspace {
         self.table.list()
     }
 
-    /// Whether the store is external.
+    /// Whether the store is on another file system or mount than the base, so that commits copy.
     pub fn is_external(&self) -> bool {
         self.store.is_external()
     }

@@ -131,7 +131,7 @@ impl Log {
 #[derive(Debug)]
 pub(crate) struct WriteSet(Log);
 
-/// The content of a write set.
+/// What the lines of a write set say.
 #[derive(Debug, Default)]
 pub(crate) struct WriteSetContents {
     /// The first record of each path.
@@ -380,7 +380,7 @@ pub(crate) fn to_hex(path: &Path) -> String {
     })
 }
 
-/// The reverse of [`to_hex`].
+/// The path that [`to_hex`] wrote; `None` if the text is not hexadecimal.
 pub(crate) fn from_hex(text: &str) -> Option<PathBuf> {
     let digits = text.as_bytes();
     if digits.len() % 2 != 0 {

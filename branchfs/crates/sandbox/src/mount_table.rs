@@ -71,7 +71,7 @@ pub(crate) fn read() -> Result<Vec<Mount>> {
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse).collect())
 }
 
-/// Returns the ids of all mounts.
+/// Returns the mount ids in the content of a `mountinfo` file.
 pub(crate) fn ids(table: &[u8]) -> Vec<u64> {
     let lines = table.split(|&byte| byte == b'\n');
     let ids = lines.filter_map(|line| line.split(|&byte| byte == b' ').next());
@@ -127,7 +127,7 @@ pub(crate) fn outermost<'a>(mounts: impl Iterator<Item = &'a Mount>) -> Vec<&'a 
     found
 }
 
-/// Makes all that is mounted read-only, mount by mount.
+/// Remounts each of these mounts read-only. Skips mounts that are hidden under others or whose server is dead.
 pub(crate) fn make_read_only(mounts: &[Mount]) -> Result<()> {
     for mount in mounts.iter().filter(|mount| !mount.is_read_only()) {
         let flags = mount.flags() | MountFlags::BIND | MountFlags::RDONLY;

@@ -85,7 +85,7 @@ pub(crate) fn close_all_but(wanted: impl IntoIterator<Item = RawFd>) {
     }
 }
 
-/// Ignores signals.
+/// Ignores these signals. Programs that this process executes ignore them, too.
 pub(crate) fn ignore_signals(numbers: &[c_int]) {
     for &number in numbers {
         set_action(number, libc::SIG_IGN);

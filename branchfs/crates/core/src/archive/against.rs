@@ -26,9 +26,9 @@ const PREFIX: &[u8] = b"branchfs.against.1\n";
 /// The object at a path.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Fingerprint {
-    /// With the type.
+    /// `st_mode`: file type and permission bits.
     mode: u32,
-    /// Of files and symbolic links.
+    /// Bytes of a regular file or symbolic link; 0 for other objects.
     size: u64,
     /// Nanoseconds since 1970; of everything but directories, which change with their entries.
     mtime: i64,

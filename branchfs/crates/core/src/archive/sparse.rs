@@ -15,7 +15,7 @@ use crate::error::Error;
 /// The ranges of a file that hold data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Sparse {
-    /// Size of the file.
+    /// Size of the unpacked file in bytes, with its holes.
     pub(super) size: u64,
     /// Offset and length of each part, in the order of their data.
     pub(super) parts: Vec<(u64, u64)>,

@@ -28,7 +28,7 @@ use crate::layer::Layer;
 use crate::object_copy::{copy_attributes, drop_inherited_acls, times};
 use crate::overlay::{DEVICE_XATTR, is_private_xattr};
 
-/// Longest path.
+/// The longest path that is accepted in an archive, in bytes.
 const PATH_BYTES_MAX: usize = 64 * 1024;
 
 /// The owners that the files of the archive may get.
@@ -268,7 +268,7 @@ struct Extension {
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The records `GNU.sparse.*`.
+/// The pax records `GNU.sparse.*` of one member.
 #[derive(Clone, Default)]
 struct SparseRecords {
     /// Version 1.0 or later has the map before the data.

@@ -139,7 +139,7 @@ impl Reader {
         }
     }
 
-    /// The target of a symbolic link.
+    /// Reads the target of a symbolic link. Fails if the link was replaced since the walk found it.
     pub(crate) fn link_target(&mut self, side: &Side) -> Result<Vec<u8>, Error> {
         self.checked(side, |tree| tree.read_link(&side.place))
     }

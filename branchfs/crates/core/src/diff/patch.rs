@@ -40,9 +40,9 @@ const NO_OBJECT: &str = "0000000000000000000000000000000000000000";
 /// How much a file changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Statistics {
-    /// Lines of text.
+    /// Numbers of lines, for text files.
     Lines {
-        /// New lines.
+        /// The number of added lines.
         added: usize,
         /// The number of removed lines.
         removed: usize,

@@ -18,7 +18,7 @@ pub(super) struct Stack(LayerStack);
 /// A directory of the branch's view.
 #[derive(Clone, Debug)]
 pub(super) struct Directory {
-    /// In the view.
+    /// Path in the view; empty for the root.
     pub(super) path: PathBuf,
     at: MergedDir,
     /// How many of its parts are in the branch's own layers.

@@ -26,7 +26,7 @@ pub enum RenamedDirs {
     Expand,
 }
 
-/// The result of a walk.
+/// The objects that [`walk`] found, on both sides.
 #[derive(Debug, Default)]
 pub struct Walked {
     /// Sorted by path; the root is first.

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use crate::no_follow;
 use crate::rooted_dir::{DirectoryEntry, Result, RootedDir, to_errno};
 
-/// The directory, there or not.
+/// A directory of a layer that may not exist yet.
 #[derive(Debug)]
 pub(super) struct LazyDir {
     layer: PathBuf,
@@ -16,7 +16,7 @@ pub(super) struct LazyDir {
 }
 
 impl LazyDir {
-    /// The directory `name` of the layer in `layer`.
+    /// The directory `name` of the layer in the directory `layer`. Nothing is created yet.
     pub(super) fn new(layer: &Path, name: &'static str) -> Self {
         Self { layer: layer.to_path_buf(), name, tree: OnceLock::new() }
     }

@@ -15,7 +15,6 @@ use crate::rooted_dir::{Result, RootedDir};
 pub(crate) struct HardLinks<'l>(&'l Layer);
 
 impl Layer {
-    /// The hard links of this layer.
     pub(crate) fn hard_links(&self) -> HardLinks<'_> {
         HardLinks(self)
     }

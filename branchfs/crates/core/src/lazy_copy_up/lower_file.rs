@@ -10,7 +10,7 @@ use super::{BLOCK_BYTES, PartialCopy, data_at, hole_at, size_of, write_all};
 use crate::object_copy::copy_range;
 use crate::rooted_dir::Result;
 
-/// A lower file that is read from.
+/// The file from which a partial copy reads the blocks that it does not have.
 #[derive(Debug)]
 pub(crate) struct LowerFile {
     file: OwnedFd,

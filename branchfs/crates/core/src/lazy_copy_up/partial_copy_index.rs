@@ -17,7 +17,7 @@ use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::rooted_dir::{Result, to_errno};
 
-/// The table.
+/// The partial copies of one layer, by inode number.
 #[derive(Debug)]
 pub(crate) struct PartialCopyIndex {
     directory: PathBuf,

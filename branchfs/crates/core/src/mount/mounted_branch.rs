@@ -61,7 +61,7 @@ impl LazyView {
     }
 }
 
-/// A view that is locked.
+/// The lock on a view. The view of an idle branch is created when it is locked.
 #[derive(Debug)]
 pub struct ViewGuard<'m>(MutexGuard<'m, LazyView>);
 
@@ -122,7 +122,7 @@ impl MountedBranch {
         self.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`View::replace_layers_later`].
+    /// Does what [`View::replace_layers_later`] does. An idle branch has no nodes, so only its layers are replaced.
     pub(crate) fn replace_layers_later(
         &self,
         new: Vec<Arc<Layer>>,
@@ -187,7 +187,6 @@ impl MountedBranch {
 pub(crate) struct FreezeGuard(Arc<MountedBranch>);
 
 impl FreezeGuard {
-    /// The branch that is frozen.
     pub(crate) fn mounted(&self) -> &MountedBranch {
         &self.0
     }

@@ -83,7 +83,7 @@ pub(super) struct Renames {
 struct Moving {
     path: PathBuf,
     kind: FileType,
-    /// In the base.
+    /// Inode number in the base.
     ino: u64,
 }
 

@@ -9,7 +9,7 @@ use super::own_changes::Interval;
 use super::step::TransactionRoots;
 use crate::error::{Context, Error};
 
-/// A commit of the history.
+/// A commit that can be undone or, while it is undone, redone.
 #[derive(Debug)]
 pub(crate) struct HistoryEntry {
     pub(crate) commit: LoggedTransaction,

@@ -23,7 +23,7 @@ const UNLINKING: &str = "unlinking";
 /// base with a ctime in between was changed by the transaction.
 pub(crate) type Interval = (i64, i64);
 
-/// Own ctime changes.
+/// The changes of ctimes in the base that BranchFS caused. A commit does not report them as drift.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OwnCtimeChanges {
     intervals: Vec<Interval>,
@@ -34,7 +34,7 @@ pub(crate) struct OwnCtimeChanges {
 /// Links whose deletion was announced and not recorded yet.
 #[derive(Debug)]
 pub(crate) struct PendingUnlink {
-    /// Their directory.
+    /// The directory that contains the links.
     pub(crate) directory: PathBuf,
     /// Inode numbers and ctimes before.
     objects: Vec<(u64, i64)>,

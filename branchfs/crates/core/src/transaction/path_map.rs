@@ -34,7 +34,7 @@ impl PathMap {
         }
     }
 
-    /// Adds the reverse of a step.
+    /// Adds the step that reverses `step`.
     pub(super) fn add_reversed(&mut self, step: &Step) {
         match step {
             Step::Rename { from, to, ino, directory } => self.add(&Step::Rename {
@@ -47,7 +47,7 @@ impl PathMap {
         }
     }
 
-    /// The entries in the base.
+    /// The entries whose later location is in the base, by their path.
     pub(super) fn base_entries(self) -> BTreeMap<PathBuf, Option<Location>> {
         let base = |(place, origin)| match place {
             Location::Base(path) => Some((path, origin)),

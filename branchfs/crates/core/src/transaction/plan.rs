@@ -62,11 +62,11 @@ pub(crate) struct Request {
     pub(crate) attributes_at_fork: BTreeMap<PathBuf, Metadata>,
     /// Directories that other commits created since the fork where nothing was.
     pub(crate) created_by_others: BTreeSet<PathBuf>,
-    /// The path filter of the commit.
+    /// Which changed paths are committed.
     pub(crate) selection: PathFilter,
     /// Changes that are not committed are dropped.
     pub(crate) drops_rest: bool,
-    /// The own ctime changes.
+    /// Changes of ctimes that are no drift.
     pub(crate) own_changes: OwnCtimeChanges,
     /// Inode number of a copied-up object in a layer -> that of its origin in the base.
     pub(crate) origins: HashMap<u64, u64>,

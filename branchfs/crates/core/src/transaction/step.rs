@@ -136,7 +136,7 @@ pub(crate) enum Step {
     Metadata { path: Location, before: Location, ino: u64, new: Metadata, old: Metadata },
 }
 
-/// The direction of a step.
+/// Whether a step is carried out or rolled back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Direction {
     Forward,

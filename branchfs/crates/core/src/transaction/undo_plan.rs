@@ -30,7 +30,7 @@ pub(crate) struct UndoRequest<'a> {
     pub(crate) past: &'a LoggedTransaction,
     /// When the transaction was applied, nanoseconds since 1970 by the clock of the file system.
     pub(crate) finished: i64,
-    /// The own ctime changes.
+    /// Changes of ctimes that are no drift.
     pub(crate) own_changes: &'a OwnCtimeChanges,
     /// Number of the undo transaction.
     pub(crate) transaction: u64,

@@ -11,7 +11,7 @@ use crate::lazy_copy_up::PartialCopy;
 use crate::quota::FileAccount;
 use crate::rooted_dir::Result;
 
-/// An open file.
+/// An open file description.
 #[derive(Debug)]
 struct Open {
     node: NodeIndex,
@@ -25,7 +25,7 @@ struct Open {
     partial: Option<Arc<PartialCopy>>,
 }
 
-/// The table.
+/// The open files of one view, by handle.
 #[derive(Debug, Default)]
 pub struct Handles {
     table: HashMap<u64, Open>,
@@ -93,7 +93,7 @@ impl Handles {
         Some((Arc::clone(open.file_use.as_ref()?), Arc::clone(&open.file)))
     }
 
-    /// Forgets a handle; returns its node.
+    /// Removes a handle that the kernel has released. Returns its node; `None` if the handle is unknown.
     pub(crate) fn remove(&mut self, handle: u64) -> Option<NodeIndex> {
         Some(self.table.remove(&handle)?.node)
     }

@@ -26,7 +26,7 @@ use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 use crate::write_set::Fingerprint;
 
-/// One object.
+/// An object that the kernel knows by a node id.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) kind: FileType,
@@ -37,7 +37,7 @@ pub(crate) struct Node {
     inode: Option<(LayerId, u64)>,
     /// The number of references that the kernel holds.
     lookups: u64,
-    /// Open files and directories.
+    /// Handles of the open file descriptions of the object.
     pub(crate) handles: Vec<u64>,
     /// The attributes of an orphan that is not open.
     pub(crate) last_attributes: Option<Attributes>,
@@ -57,7 +57,7 @@ pub(crate) struct Node {
     pub(crate) superseded: bool,
 }
 
-/// The table.
+/// The nodes of one view, by number, by name and by inode.
 #[derive(Debug)]
 pub struct Nodes {
     table: HashMap<NodeIndex, Node>,

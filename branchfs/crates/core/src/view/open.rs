@@ -82,7 +82,7 @@ impl Drop for Backing {
 /// The reply to an open request.
 #[derive(Debug)]
 pub struct OpenedFile {
-    /// The handle.
+    /// The number by which later requests name the open file.
     pub handle: u64,
     /// Set if the kernel reads and writes the file directly.
     pub backing: Option<BackingId>,

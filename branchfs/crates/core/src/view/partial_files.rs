@@ -175,7 +175,7 @@ impl LayerStack {
 }
 
 impl View {
-    /// The partial copy of a node, if it is one.
+    /// The partial copy of a node; `None` if the object is another one, or a complete file.
     pub(crate) fn partial_of(&self, index: NodeIndex) -> Result<Option<Arc<PartialCopy>>> {
         let node = self.nodes.get(index)?;
         match &node.place {

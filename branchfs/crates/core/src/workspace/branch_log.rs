@@ -87,7 +87,7 @@ impl Line {
     }
 }
 
-/// The content of a log.
+/// What the lines of a log say: the last line of a branch counts.
 #[derive(Debug, Default)]
 pub(super) struct LoadedLog {
     pub(super) records: BTreeMap<BranchId, Record>,
@@ -153,7 +153,7 @@ pub fn is_cut_off(line: &[u8]) -> bool {
         .map_or_else(|error| error.is_eof(), |_| true)
 }
 
-/// The log, open.
+/// The branch log, open for appending.
 #[derive(Debug)]
 pub(super) struct BranchLog {
     path: PathBuf,
@@ -238,7 +238,7 @@ impl BranchLog {
         Ok((records, loaded))
     }
 
-    /// Whether a store keeps branches.
+    /// Whether the log in the store directory records open branches. `false` without a log.
     pub(super) fn has_branches(store: &Path) -> Result<bool, Error> {
         let path = store.join("branches").join(LOG);
         match no_follow::read(&path) {

@@ -66,7 +66,10 @@ impl BranchTable {
         Self { branches: Mutex::default(), released: Condvar::new(), mount, store, driver }
     }
 
-    /// The view of a branch.
+    /// The branch in the mount.
+    ///
+    /// # Errors
+    /// `Io` with `ESTALE` if it has ended.
     pub(super) fn mounted(&self, branch: &Branch) -> Result<Arc<MountedBranch>, Error> {
         self.mount.mounted(branch.slot).at(&self.store.base_path)
     }
@@ -350,7 +353,7 @@ impl BranchTable {
         self.branches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The branch with this view.
+    /// The open branch that has this view.
     pub(super) fn id_at(&self, slot: ViewId) -> Option<BranchId> {
         self.lock().iter().find(|(_, branch)| branch.slot == slot).map(|(id, _)| *id)
     }

@@ -11,7 +11,7 @@ use crate::layer::Layer;
 use crate::mount::{FreezeGuard, ViewId};
 use crate::quota::Quota;
 
-/// A branch that is open.
+/// An open branch: its record, and its parts in the mount.
 #[derive(Clone, Debug)]
 pub(super) struct Branch {
     pub(super) record: Record,
@@ -91,7 +91,7 @@ impl Branches {
         self.held.iter().flat_map(lineage).any(|found| found == id)
     }
 
-    /// Whether this branch itself is held.
+    /// Whether this branch itself is guarded, not only a descendant.
     pub(super) fn is_held(&self, id: BranchId) -> bool {
         self.held.contains(&id)
     }

@@ -107,7 +107,7 @@ struct Planned {
 /// A commit between two phases.
 struct InPhase<T> {
     disk: TransactionRoots,
-    /// The layer of the rest.
+    /// The new layer for the changes that a partial commit leaves in the branch.
     rest: Option<Remainder>,
     /// Copies of the branch's layers on the base's file system, with an external store.
     staged: Vec<u64>,

@@ -3,14 +3,14 @@
 use super::{Policy, Workspace};
 use crate::path_filter::PathFilter;
 
-/// Options of a commit.
+/// The options of a commit. By default all changes are committed, and conflicts are refused.
 #[derive(Clone, Debug, Default)]
 pub struct CommitOptions {
     /// Overwrite external changes.
     pub force: bool,
     /// Report what would change, and change nothing.
     pub dry_run: bool,
-    /// Instead of the mount's.
+    /// The policy of this commit, if it is not that of the mount.
     pub policy: Option<Policy>,
     /// Skip paths that were changed externally, and commit the rest.
     pub skip: bool,

@@ -13,7 +13,7 @@ use crate::transaction::OwnCtimeChanges;
 use crate::view::LayerReplacement;
 use crate::write_set::{Fingerprint, Precondition};
 
-/// The driver of the mount.
+/// The driver of the mount, and the branches that it cannot present.
 #[derive(Default)]
 pub(super) struct Drivers {
     driver: OnceLock<Box<dyn Driver>>,

@@ -184,7 +184,7 @@ fn agree((other, name): (&Path, &str), here: &Path, link: &Path) -> Result<(), E
     )))
 }
 
-/// Device and mount of a path.
+/// Device number (major, minor) and mount id of a path. A rename works only where both are equal.
 fn mount_of(path: &Path) -> Result<((u32, u32), u64), Error> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
     let found = rustix::fs::statx(CWD, path, AtFlags::empty(), wanted).at(path)?;

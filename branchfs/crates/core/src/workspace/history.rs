@@ -14,7 +14,7 @@ use crate::transaction::{self, Change, HistoryEntry, Kind, UndoRequest};
 /// The reported entry of a commit in the history.
 #[derive(Clone, Debug)]
 pub struct PastInfo {
-    /// Its number.
+    /// Number of the commit.
     pub id: u64,
     /// Name of the branch it was.
     pub branch: String,
@@ -45,7 +45,7 @@ impl PastInfo {
 /// The result of an undo or a redo.
 #[derive(Debug)]
 pub struct UndoResult {
-    /// The entry of the history.
+    /// The commit that was undone or redone.
     pub entry: PastInfo,
     /// The changes in main, and the branches that became stale.
     pub committed: Committed,
@@ -54,9 +54,9 @@ pub struct UndoResult {
 /// Which way to go in the history.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UndoDirection {
-    /// Undo.
+    /// Undo the last commit.
     Undo,
-    /// Redo.
+    /// Apply the last undone commit again.
     Redo,
 }
 

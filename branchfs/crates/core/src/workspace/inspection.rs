@@ -27,7 +27,7 @@ const TRANSACTION: [&str; 6] = ["plan", "plan.new", "rollback", "finished", "red
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Directory {
     Store,
-    /// Only files.
+    /// A directory that contains only files.
     Files,
     Layers,
     Layer,

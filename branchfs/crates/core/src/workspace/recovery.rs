@@ -271,7 +271,7 @@ fn unknown_layers(store: &Path, keep: &[u64]) -> Result<Vec<(PathBuf, Option<u64
     Ok(found)
 }
 
-/// Whether a layer has changes.
+/// Whether a layer contains objects, apart from the whiteout that hides the store.
 fn holds_changes(layer: &Path) -> Result<bool, Error> {
     let upper = layer.join("upper");
     let names = match no_follow::names(&upper) {

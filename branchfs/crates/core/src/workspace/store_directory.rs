@@ -237,7 +237,7 @@ fn remove(store: &Path) -> Result<(), Error> {
     }
 }
 
-/// The lock on a store, and its file.
+/// The locked file `lock` of a store. The lock is released when it is dropped.
 #[derive(Debug)]
 pub(super) struct Lock(fs::File);
 
@@ -518,7 +518,8 @@ pub(super) fn state_before(mut lock: &fs::File) -> Before {
     Before { was_in_use: !text.is_empty() && !text.starts_with(RECOVERED), recovered }
 }
 
-/// Marks the store as in use.
+/// Writes to the lock file that a daemon uses the store. Found at a mount, it means that the last daemon did not shut
+/// down in order.
 pub(super) fn mark_in_use(lock: &fs::File) -> io::Result<()> {
     write_state(lock, IN_USE)
 }

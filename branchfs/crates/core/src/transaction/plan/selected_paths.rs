@@ -52,7 +52,7 @@ impl BranchLayers<'_> {
     }
 }
 
-/// The paths that the commit includes.
+/// Decides which paths the commit includes.
 pub(super) struct IncludedPaths<'a> {
     pub(super) filter: &'a PathFilter,
     /// Renamed directories that are not moved, under both their names.
@@ -108,7 +108,7 @@ impl Planner<'_> {
         Ok(false)
     }
 
-    /// Whether a whole tree is included.
+    /// Whether a path and everything below it is included. Lists the directories at `place` if there is a filter.
     pub(super) fn includes_whole(&self, path: &Path, place: &Location) -> Result<bool, Error> {
         if self.included.is_all() {
             return Ok(true);
@@ -128,7 +128,7 @@ impl Planner<'_> {
         Ok(true)
     }
 
-    /// Records a directory that is partially included.
+    /// Records the directory `path` if the commit leaves out the directory itself or one of `names` in it.
     pub(super) fn record_partially_included<'n>(
         &mut self,
         path: &Path,

@@ -21,9 +21,9 @@ const SET_ID: u32 = 0o6000;
 /// The owner of a new object.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner {
-    /// The user.
+    /// User id.
     pub uid: u32,
-    /// The group.
+    /// Group id.
     pub gid: u32,
 }
 
@@ -32,12 +32,12 @@ pub struct Owner {
 pub enum New<'a> {
     /// A regular file.
     File {
-        /// Its mode.
+        /// Permission bits.
         mode: u32,
     },
     /// A directory.
     Directory {
-        /// Its mode.
+        /// Permission bits.
         mode: u32,
     },
     /// A symbolic link.
@@ -45,9 +45,9 @@ pub enum New<'a> {
         /// The path that it names.
         target: &'a OsStr,
     },
-    /// `mode` has the type: fifo, socket or device.
+    /// A FIFO, socket or device.
     Special {
-        /// Its type and mode.
+        /// File type and permission bits, as in `st_mode`.
         mode: u32,
         /// Its device number, as `(major, minor)`.
         device: (u32, u32),
