@@ -48,6 +48,7 @@ from branching._lazy import lazy_exports
 # Type checkers know this name; it need not be imported.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from branching._difftool import EditorDetector
     from branching.agent.branch_runtime import BranchRuntime
     from branching.agent.budget import Ledger
     from branching.agent.checkpoint import Checkpoint, InMemoryCheckpointStore
@@ -75,31 +76,51 @@ if TYPE_CHECKING:
         ToolCall,
     )
     from branching.agent.types import (
+        BranchChange,
+        BranchCost,
         BranchDiffReport,
         BranchIsolation,
+        BranchOutcome,
         BranchSpec,
+        BranchState,
         BranchStatus,
         Budget,
+        ConfidenceSignals,
+        DiffSummary,
+        FileChange,
+        FlushError,
+        FlushReport,
         ForkCostSummary,
         ForkHandle,
         MergeOptions,
         MergeResult,
         MergeStrategy,
+        PathDiff,
         ResolveOutcome,
         Usage,
     )
 
 _HOME = {
+    "BranchChange": ".types",
+    "BranchCost": ".types",
     "BranchDiffReport": ".types",
     "BranchIsolation": ".types",
+    "BranchOutcome": ".types",
     "BranchRunner": ".protocols",
     "BranchRuntime": ".branch_runtime",
     "BranchSpec": ".types",
+    "BranchState": ".types",
     "BranchStatus": ".types",
     "Budget": ".types",
     "BudgetExhausted": ".errors",
     "Checkpoint": ".checkpoint",
+    "ConfidenceSignals": ".types",
     "ConversationCodec": ".protocols",
+    "DiffSummary": ".types",
+    "EditorDetector": "branching._difftool",
+    "FileChange": ".types",
+    "FlushError": ".types",
+    "FlushReport": ".types",
     "ForkBranchLimitError": ".errors",
     "ForkCoordinator": ".coordinator",
     "ForkCostSummary": ".types",
@@ -116,6 +137,7 @@ _HOME = {
     "MergeOptions": ".types",
     "MergeResult": ".types",
     "MergeStrategy": ".types",
+    "PathDiff": ".types",
     "ResolveOutcome": ".types",
     "RunOutcome": ".protocols",
     "SQLiteCheckpointStore": ".checkpoint_store",
@@ -132,16 +154,26 @@ _HOME = {
 """Which module has the name; it is loaded when the name is first used."""
 
 __all__ = [
+    "BranchChange",
+    "BranchCost",
     "BranchDiffReport",
     "BranchIsolation",
+    "BranchOutcome",
     "BranchRunner",
     "BranchRuntime",
     "BranchSpec",
+    "BranchState",
     "BranchStatus",
     "Budget",
     "BudgetExhausted",
     "Checkpoint",
+    "ConfidenceSignals",
     "ConversationCodec",
+    "DiffSummary",
+    "EditorDetector",
+    "FileChange",
+    "FlushError",
+    "FlushReport",
     "ForkBranchLimitError",
     "ForkCoordinator",
     "ForkCostSummary",
@@ -158,6 +190,7 @@ __all__ = [
     "MergeOptions",
     "MergeResult",
     "MergeStrategy",
+    "PathDiff",
     "ResolveOutcome",
     "RunOutcome",
     "SQLiteCheckpointStore",

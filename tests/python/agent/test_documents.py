@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal, get_origin
 
 import pytest
 from support.branchfs import find_program
@@ -43,7 +44,8 @@ def test_all_blocks_are_programs_or_pictures() -> None:
 def test_every_public_name_is_there_and_loads_no_model() -> None:
     assert sorted(branching.agent._HOME) == branching.agent.__all__
     for name in branching.agent.__all__:
-        assert getattr(branching.agent, name).__name__ == name
+        value = getattr(branching.agent, name)
+        assert get_origin(value) is Literal or value.__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = branching.agent.Nothing
     script = "import sys, branching.agent.coordinator; print(*sys.modules)"

@@ -21,7 +21,8 @@ from support.agents import (
     writing,
 )
 
-from branching import Workspace
+from branching import Workspace, _difftool
+from branching.agent import types
 from branching.agent.branch_files import BranchFiles
 from branching.agent.branch_runtime import BranchRuntime
 from branching.agent.checkpoint import InMemoryCheckpointStore
@@ -67,6 +68,28 @@ def test_the_literals_of_a_diff_have_the_documented_values() -> None:
         "split",
         "unique",
     }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BranchChange",
+        "BranchCost",
+        "BranchOutcome",
+        "BranchState",
+        "ConfidenceSignals",
+        "DiffSummary",
+        "EditorDetector",
+        "FileChange",
+        "FlushError",
+        "FlushReport",
+        "PathDiff",
+    ],
+)
+def test_the_documented_types_are_names_of_the_package(name: str) -> None:
+    package = importlib.import_module("branching.agent")
+    assert name in package.__all__
+    assert getattr(package, name) is getattr(_difftool if name == "EditorDetector" else types, name)
 
 
 def test_clone_for_branch_copies_dependencies() -> None:
