@@ -97,7 +97,7 @@ def test_the_users_own_configuration_serves_every_project(
 
 
 @pytest.mark.parametrize("agent", ["claude", "codex"])
-def test_what_else_is_in_the_file_stays(agent: str, project: Path, home: Path) -> None:
+def test_other_settings_in_the_file_are_unchanged(agent: str, project: Path, home: Path) -> None:
     real = project / "elsewhere"
     path = project / FILES[agent][0]
     path.parent.mkdir(exist_ok=True)
@@ -175,7 +175,7 @@ def test_a_dry_run_shows_the_change_and_writes_nothing(project: Path, home: Path
         ["skill", "remove", "claude"],
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], project: Path) -> None:
+def test_invalid_arguments_are_refused(words: list[str], project: Path) -> None:
     done = branching(project, *words)
     assert done.code == 2
     assert done.err.startswith("error: ")

@@ -242,7 +242,7 @@ def test_the_next_attempt_drops_the_branch_of_one_that_was_killed(
         assert space.branches() == []
 
 
-def test_what_is_excluded_does_not_travel(place: Path, cache: BaseCache) -> None:
+def test_excluded_files_are_not_in_the_base_archive(place: Path, cache: BaseCache) -> None:
     make_project(place / "project")
     (place / "project" / ".env").write_text("TOKEN=1\n")
     archive = place / "base.tar"

@@ -187,7 +187,7 @@ def test_a_wrong_call_exits_with_2(
 
 @pytest.mark.contract("6.4", "6.5")
 @pytest.mark.parametrize(("words", "text"), OUR_FAILURES.items(), ids=OUR_FAILURES)
-def test_what_we_cannot_do_exits_with_125(
+def test_a_refused_request_exits_with_125(
     shared: Path, monkeypatch: pytest.MonkeyPatch, words: str, text: str
 ) -> None:
     code, out, err = call(shared, monkeypatch, words)
@@ -218,7 +218,7 @@ def test_a_selection_that_takes_nothing_loses_nothing(root: Path) -> None:
             branch.abort()
 
 
-def test_a_name_that_is_taken_is_said(root: Path) -> None:
+def test_the_error_names_a_branch_name_that_is_taken(root: Path) -> None:
     with Workspace(root) as space, space.branch("taken") as taken:
         done = branching(root, "run", "-b", "taken", "touch", "made")
         assert (done.code, done.out) == (125, "")

@@ -131,6 +131,6 @@ def test_the_timeout_takes_the_best_of_the_level_it_interrupts(workspace: Worksp
 
 
 @pytest.mark.parametrize("options", [{"beam_width": 0}, {"max_depth": 0}], ids=str)
-def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="1 or more"):
         BeamSearch([print], expand=nothing_more, **options)

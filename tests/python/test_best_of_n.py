@@ -184,7 +184,7 @@ def test_no_success_commits_nothing(workspace: Workspace) -> None:
     ],
     ids=["no candidates", "no attempts", "n of a list", "too many scores", "nan", "a string"],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     first: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -116,7 +116,7 @@ def test_the_timeout_ends_all_waves(workspace: Workspace) -> None:
     [{"fan_out": ()}, {"fan_out": (1, 0)}, {"wave_timeout": 0}, {"timeout": -1}],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         Cascaded(print, **options)
     with pytest.raises(TypeError):

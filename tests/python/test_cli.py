@@ -304,7 +304,9 @@ class TestRun:
         assert (done.returncode, names(root)) == (0, ["made", NAME_FROM])
         assert b"Traceback" not in done.stderr
 
-    def test_a_document_that_cannot_be_printed_says_that_it_is_about_that(self, root: Path) -> None:
+    def test_a_json_document_that_cannot_be_written_is_an_error_of_its_own(
+        self, root: Path
+    ) -> None:
         """The work may be done all the same."""
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
@@ -576,7 +578,7 @@ class TestBestOfN:
         assert [result["score"] for result in done.document["results"]] == [0.0] * 2
 
     @pytest.mark.contract("6.34")
-    def test_no_success_is_said(self, root: Path) -> None:
+    def test_best_of_n_without_success_says_that_nothing_changed(self, root: Path) -> None:
         done = branching(root, "best-of-n", "false")
         assert done.err.endswith("✗ no attempt succeeded · nothing was changed\n")
 
@@ -606,7 +608,7 @@ class TestReflexion:
         assert [result["index"] for result in facts["results"]] == [0, 1]
 
     @pytest.mark.contract("6.43")
-    def test_all_failed_is_said(self, root: Path) -> None:
+    def test_reflexion_without_success_says_that_nothing_changed(self, root: Path) -> None:
         done = branching(root, "reflexion", "false")
         assert done.code == 1
         assert done.err.endswith("✗ no attempt succeeded · nothing was changed\n")
@@ -635,7 +637,7 @@ class TestStatus:
             two.abort()
         space.close()
 
-    def test_it_says_why_the_driver_is_not_overlay(self, place: Path) -> None:
+    def test_status_says_why_the_driver_is_not_overlay(self, place: Path) -> None:
         (place / "base").mkdir()
         with Workspace.mount(place / "base", policy="snapshot") as space:
             out = branching(space.root, "status").out

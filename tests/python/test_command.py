@@ -173,7 +173,7 @@ def test_the_score_wrapper_keeps_arguments_and_exit_codes(tmp_path: Path) -> Non
     assert run("sh", "-c", "kill -9 $$")[0].exit_code == 137
 
 
-def test_what_stays_behind_in_the_group_is_killed(tmp_path: Path) -> None:
+def test_background_processes_of_the_process_group_are_killed(tmp_path: Path) -> None:
     heard = output_of("sleep 300 & echo $!", tmp_path)
     wait_for(lambda: not is_alive(int(heard)))
 
@@ -200,7 +200,7 @@ def test_kill_sends_sigterm_first(tmp_path: Path) -> None:
     assert (ends[0].how, ends[0].success) == ("cancelled", False)
 
 
-def test_kill_ends_what_does_not_listen_after_the_grace(tmp_path: Path) -> None:
+def test_kill_ends_a_command_that_ignores_sigterm_after_the_grace(tmp_path: Path) -> None:
     heard: list[bytes] = []
     command = sh("trap '' TERM; echo up; sleep 300; sleep 300", tmp_path, stdout=heard.append)
     thread, ends = in_thread(command)
@@ -301,9 +301,7 @@ class TestOwner:
         assert (place / "made").stat().st_gid == as_user[1]
         assert not owner.home.exists()
 
-    def test_the_owner_can_open_its_outputs_anew(
-        self, place: Path, as_user: tuple[int, int]
-    ) -> None:
+    def test_the_owner_can_reopen_its_outputs(self, place: Path, as_user: tuple[int, int]) -> None:
         with Owner.of(*as_user) as owner:
             assert output_of("echo x > /dev/stdout; echo y | tee /dev/stderr", place, owner=owner)
             ended = sh("echo 0.5 | tee /dev/fd/3", place, owner=owner, score=True, stdout=2).run()

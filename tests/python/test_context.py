@@ -192,7 +192,7 @@ class TestPublishedBehaviour:
         assert (place / "bye").exists()
 
     @pytest.mark.contract("3.9")
-    def test_abort_ends_what_does_not_listen(self, place: Path) -> None:
+    def test_abort_kills_a_target_that_ignores_sigterm(self, place: Path) -> None:
         def target(path: Path) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             (path / "up").touch()
@@ -361,7 +361,7 @@ class TestWhatReachesIt:
         assert value_of(lambda path: inner("x"), place) == "x 6 ['a', 'b']"
 
     @pytest.mark.contract("0.4")
-    def test_what_it_changes_stays_there(self, place: Path) -> None:
+    def test_changes_of_the_targets_memory_stay_in_the_child(self, place: Path) -> None:
         names: list[str] = []
         value_of(lambda path: names.append("x"), place)
         assert names == []
@@ -392,7 +392,7 @@ class TestWhatReachesIt:
             assert value_of(target, place) == (10, 3, "RED!", True)
 
     @pytest.mark.contract("3.11")
-    def test_what_cannot_be_copied_is_named(self, place: Path) -> None:
+    def test_the_error_names_a_variable_that_cannot_be_copied(self, place: Path) -> None:
         stream = (n for n in range(3))
         with (
             pytest.raises(ForkError, match=r"its variable 'stream'.*nothing ran"),

@@ -237,14 +237,14 @@ class TestHook:
         assert (base / "made").read_text() == "x"
 
     @pytest.mark.parametrize("text", ["", "[]", '{"cwd": "."}', '{"name": 3, "cwd": "."}'])
-    def test_what_is_no_payload_is_refused(self, base: Path, text: str) -> None:
+    def test_an_invalid_hook_payload_is_refused(self, base: Path, text: str) -> None:
         done = hook(base, "create", text)
         assert (done.code, done.out) == (2, "")
         assert "standard input" in done.err
         assert mounts_of(base) == []
 
 
-def test_the_plugin_starts_what_there_is(base: Path) -> None:
+def test_the_commands_of_the_plugin_work(base: Path) -> None:
     """Each hook of the plugin for Claude Code, as Claude Code runs it, and the project's skill."""
     plugin = ROOT / "plugins" / "claude-code"
     hooks = json.loads((plugin / "hooks" / "hooks.json").read_text())["hooks"]

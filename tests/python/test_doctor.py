@@ -26,7 +26,7 @@ def named(name: str) -> Finding:
     return found
 
 
-def test_on_a_machine_that_runs_the_tests_all_that_is_needed_is_there(place: Path) -> None:
+def test_doctor_finds_nothing_missing_on_a_test_machine(place: Path) -> None:
     """The fixtures look for what it may leave behind."""
     done = branching(place, "doctor")
     assert done.code == 0, done.out
@@ -41,7 +41,7 @@ def test_its_document(place: Path) -> None:
     assert {"name", "state", "detail", "hint"} == set(facts["checks"][0])
 
 
-def test_what_is_missing_is_named_with_what_to_do(place: Path) -> None:
+def test_doctor_names_a_missing_program_and_how_to_install_it(place: Path) -> None:
     done = branching(place, "doctor", BRANCHFS="/no/such/branchfs")
     assert done.code == 1
     assert "missing  branchfs: there is no program '/no/such/branchfs'" in done.out

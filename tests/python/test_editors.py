@@ -51,7 +51,7 @@ def told(programs: Path) -> list[str]:
         ({"BRANCHING_DIFFTOOL": ""}, ["code"], "vscode"),
     ],
 )
-def test_the_first_that_is_there_is_taken(
+def test_the_first_installed_editor_is_chosen(
     programs: Path, env: dict[str, str], there: list[str], kind: str
 ) -> None:
     for name in there:
@@ -210,7 +210,7 @@ def test_an_editor_stays_as_long_as_its_files_are_there(place: Path, programs: P
         (["--patch", "seed.txt"], "true", 2, "--patch prints the whole branch"),
     ],
 )
-def test_what_cannot_be_shown_is_said(
+def test_a_diff_that_the_tool_cannot_show_is_an_error(
     real_workspace: Workspace, words: list[str], tool: str, code: int, says: str
 ) -> None:
     with real_workspace.branch("b", on_success=None) as branch:
@@ -221,7 +221,7 @@ def test_what_cannot_be_shown_is_said(
     branch.abort()
 
 
-def test_without_an_editor_it_is_said_what_to_set(
+def test_without_an_editor_the_error_names_the_variable_to_set(
     real_workspace: Workspace, programs: Path
 ) -> None:
     with real_workspace.branch("b", on_success=None) as branch:

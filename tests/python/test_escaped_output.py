@@ -58,6 +58,6 @@ def test_names_of_any_bytes_are_printed(real: Mounted) -> None:
             path.unlink()
 
 
-def test_a_label_that_cannot_be_said_is_no_failure(real: Mounted) -> None:
+def test_a_label_that_the_encoding_lacks_is_escaped(real: Mounted) -> None:
     done = branching(real.root, "speculate", "-c", ": ✓", PYTHONIOENCODING="ascii")
     assert (done.code, done.out) == (0, "  [0] ok: : \\u2713\n"), done.err

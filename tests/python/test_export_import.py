@@ -180,7 +180,7 @@ class TestCommands:
         assert (done.code, (place / "none.tar").exists()) == (125, False)
         assert branching(root, "abort", "kept").code == 0
 
-    def test_what_is_no_archive_is_refused(self, root: Path) -> None:
+    def test_an_invalid_archive_is_refused(self, root: Path) -> None:
         done = branching(root, "load", "bad", str(root / NAME_FROM))
         assert (done.code, "error: " in done.err) == (125, True)
         assert branching(root, "abort", "kept").code == 0

@@ -64,7 +64,7 @@ def test_a_listed_name_that_no_longer_exists_is_refused(
 
 
 @pytest.mark.parametrize("lost", ["a name", "a directory"])
-def test_what_is_lost_while_other_names_are_looked_for_is_refused(
+def test_a_tree_that_changes_during_the_search_for_hard_links_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     """One of them may have been there."""
@@ -82,7 +82,7 @@ def test_what_is_lost_while_other_names_are_looked_for_is_refused(
         masked_files.find(str(tmp_path), [".env"])
 
 
-def test_what_cannot_be_listed_is_refused(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         masked_files.find(str(tmp_path / "none"), ["**/.env"])
 

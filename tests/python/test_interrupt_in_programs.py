@@ -40,7 +40,7 @@ def test_it_is_raised_at_the_end() -> None:
         interrupt()
 
 
-def test_the_third_is_raised_at_once() -> None:
+def test_the_third_interrupt_is_not_deferred() -> None:
     reached = 0
     with pytest.raises(KeyboardInterrupt), defer_sigint():
         for _ in range(4):

@@ -284,7 +284,7 @@ class TestWalls:
             ({"hide": ["x"], "runner": print}, TypeError, "elsewhere"),
         ],
     )
-    def test_what_makes_no_sense_is_refused(
+    def test_invalid_arguments_are_refused(
         self, options: dict[str, Any], error: type[Exception], message: str
     ) -> None:
         with pytest.raises(error, match=message):

@@ -50,7 +50,7 @@ def got(real: Mounted, command: str, *options: str) -> list[str]:
 
 @pytest.mark.usefixtures("base")
 @pytest.mark.parametrize("command", CALLS)
-def test_a_command_sees_what_the_options_leave(real: Mounted, command: str) -> None:
+def test_the_isolation_options_restrict_what_a_command_sees(real: Mounted, command: str) -> None:
     assert got(real, command, *OPTIONS) == ["1", "readable", "1", "none passed"]
 
 

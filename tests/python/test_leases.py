@@ -172,7 +172,7 @@ ready()
     ],
     ids=["on_success=None", "on_error=None", "after its block", "a winner", "failures"],
 )
-def test_what_was_to_stay_stays(project: Path, code: str) -> None:
+def test_branches_that_were_to_be_kept_survive_a_killed_program(project: Path, code: str) -> None:
     killed(project, code)
     found, said = names(project)
     assert len(found) == 1

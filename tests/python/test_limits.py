@@ -39,7 +39,7 @@ def test_a_size_counts_by_1024(text: str, size: int) -> None:
     "text",
     ["", "M", "-1", "1e9", "512MB", "512 M B", "1.M", ".5G", "1,5G", "0x10", "inf", "\u0661M"],
 )
-def test_what_is_no_size_is_an_error(text: str) -> None:
+def test_an_invalid_size_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_memory_size(text)
 

@@ -45,7 +45,7 @@ while True:
 
 
 @pytest.mark.contract("3.12")
-def test_what_uses_too_much_memory_is_killed() -> None:
+def test_a_process_above_the_memory_limit_is_killed() -> None:
     with Cgroup.create(ResourceLimits(memory=64 * MIB)) as scope:
         code, _ = run(scope, ALLOCATE, 200 * MIB)
         usage = scope.usage()
@@ -55,7 +55,7 @@ def test_what_uses_too_much_memory_is_killed() -> None:
     assert 60 * MIB < usage.memory_peak <= 64 * MIB
 
 
-def test_what_stays_below_the_limit_is_left_alone() -> None:
+def test_a_process_below_the_memory_limit_is_not_killed() -> None:
     with Cgroup.create(ResourceLimits(memory=128 * MIB)) as scope:
         code, _ = run(scope, ALLOCATE, 32 * MIB)
         usage = scope.usage()
@@ -191,7 +191,7 @@ def test_a_fork_bomb_is_held_and_killed() -> None:
         assert bomb.returncode == -signal.SIGKILL
 
 
-def test_killing_reaches_what_stopped_or_left_its_session() -> None:
+def test_killing_reaches_stopped_processes_and_other_sessions() -> None:
     scatter = """
 import os, signal, subprocess
 stopped = subprocess.Popen(["sleep", "600"])
@@ -216,7 +216,7 @@ signal.pause()
         child.communicate()
 
 
-def test_removing_ends_what_is_left() -> None:
+def test_removing_a_group_kills_its_processes() -> None:
     scope = Cgroup.create(ResourceLimits(memory=64 * MIB))
     child = start(scope, "import time; time.sleep(600)")
     scope.remove()
@@ -429,7 +429,7 @@ print(scope.path, flush=True)
 """
 
 
-def test_what_a_killed_process_left_is_cleared_by_the_next() -> None:
+def test_groups_of_a_killed_process_are_removed_by_the_next_one() -> None:
     def create(then: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-c", CREATE + then], stdin=subprocess.PIPE, stdout=-1, text=True

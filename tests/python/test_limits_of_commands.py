@@ -84,7 +84,7 @@ class TestRun:
         assert "out of memory" in done.err
 
     @pytest.mark.contract("6.61")
-    def test_what_stays_below_is_committed(self, root: Path) -> None:
+    def test_a_run_below_its_memory_limit_is_committed(self, root: Path) -> None:
         words = ["run", "--memory-limit", "1G", "--oom-group", "--json", "--", *PYTHON, HOG]
         done = branching(root, *words)
         assert (done.code, names(root)) == (0, ["made", NAME_FROM])
@@ -123,7 +123,7 @@ class TestRun:
     def test_a_command_that_is_not_there_is_127(self, root: Path) -> None:
         assert branching(root, "run", "--memory-limit", "64M", "--", "no-such-program").code == 127
 
-    def test_what_leaves_the_session_dies_with_the_run(self, root: Path) -> None:
+    def test_processes_in_other_sessions_die_with_the_run(self, root: Path) -> None:
         """Its descriptors are closed too: nothing but the control group holds it."""
         escape = "setsid sleep 86399 </dev/null >/dev/null 2>&1 & echo $! >left"
         done = branching(root, "run", "--pids-limit", "20", "--", *shell(escape))
@@ -132,7 +132,9 @@ class TestRun:
         assert not stat.exists() or b"86399" not in stat.read_bytes()
 
     @pytest.mark.skipif(version() == 2, reason="version 2 has memory_high")
-    def test_what_cannot_be_enforced_is_refused_before_anything_runs(self, root: Path) -> None:
+    def test_limits_that_cannot_be_enforced_are_refused_before_anything_runs(
+        self, root: Path
+    ) -> None:
         words = ["run", "--memory-high", "32M", "--setup", "touch ran", "--", "touch", "ran"]
         done = branching(root, *words)
         assert (done.code, names(root)) == (125, [NAME_FROM])

@@ -53,7 +53,7 @@ class TestLog:
         done = branching(root, "log", "nope")
         assert (done.code, "'nope'" in done.err) == (2, True)
 
-    def test_it_belongs_to_the_owner_and_goes_with_the_store(
+    def test_the_log_belongs_to_the_stores_owner_and_is_removed_with_the_store(
         self, root: Path, store: Path, as_user: tuple[int, int]
     ) -> None:
         os.chown(store.parent, *as_user)
@@ -87,7 +87,7 @@ class TestLogbook:
                 listener(each)
         return heard
 
-    def test_the_entry_says_what_became_of_it(self, tmp_path: Path) -> None:
+    def test_the_entry_of_a_candidate_has_its_result(self, tmp_path: Path) -> None:
         self.write(
             tmp_path,
             event("started", label="cmd"),
@@ -122,7 +122,7 @@ class TestLogbook:
         kept = sorted(path.name for path in (tmp_path / "logs").iterdir())
         assert kept == [f"call-{i}.{kind}" for i in (3, 4, 5) for kind in ("json", "log")]
 
-    def test_what_cannot_be_written_is_said_once_and_the_call_goes_on(
+    def test_a_log_that_cannot_be_written_warns_once_and_does_not_stop_the_call(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (tmp_path / "logs" / "call-0.log").mkdir(parents=True)
@@ -171,7 +171,7 @@ class TestShell:
         assert branching(root, "diff", "mine").out == "A a\nA b\n"
         assert branching(root, "commit", "mine").code == 0
 
-    def test_a_command_can_stand_for_the_shell(self, root: Path) -> None:
+    def test_shell_runs_a_given_command_instead(self, root: Path) -> None:
         assert branching(root, "run", "-b", "mine", "--on-success", "keep", "touch", "a").code == 0
         done = branching(root, "shell", "mine", "--", "sh", "-c", "echo $BRANCHING_BRANCH -x")
         assert (done.code, done.out) == (0, "mine -x\n")

@@ -66,7 +66,9 @@ async def test_a_server_runs_between_calls_until_it_is_stopped(
     assert (real_workspace.base / "seed.txt").read_text() == "of the branch\n"
 
 
-async def test_a_command_that_ends_says_how(real_workspace: Workspace) -> None:
+async def test_the_output_of_a_background_command_reports_how_it_ended(
+    real_workspace: Workspace,
+) -> None:
     async with connected(served(real_workspace, seconds_max=2)) as agent:
         await agent.call("branch_create", name="b")
         started = await agent.call("branch_start", branch="b", command="echo done >made; exit 3")

@@ -265,7 +265,7 @@ def test_a_signal_before_it_serves_ends_it_too(project: Path) -> None:
         assert mounts() == []
 
 
-def test_what_is_no_message_does_not_end_it(project: Path) -> None:
+def test_an_invalid_message_does_not_end_the_server(project: Path) -> None:
     with served(project) as server:
         assert server.stdin
         assert server.stdout
@@ -443,9 +443,7 @@ def test_a_race_ends_when_its_http_client_is_killed(project: Path, mode: str) ->
         (["--hide", "../x"], "", "is not a glob"),
     ],
 )
-def test_what_protects_nothing_is_refused(
-    project: Path, words: list[str], token: str, says: str
-) -> None:
+def test_an_unsafe_token_is_refused(project: Path, words: list[str], token: str, says: str) -> None:
     for name, text, mode in (("open", TOKEN, 0o644), ("short", "x", 0o600), ("good", TOKEN, 0o600)):
         (project / name).write_text(text)
         (project / name).chmod(mode)
@@ -456,14 +454,14 @@ def test_what_protects_nothing_is_refused(
     assert not (project / ".branching").exists()
 
 
-def test_a_port_that_is_taken_is_said(project: Path) -> None:
+def test_a_used_port_is_an_error(project: Path) -> None:
     with over_http(project) as (port, _):
         done = branching(project, "mcp", "--http", str(port))
         assert done.code == 125
         assert "Address already in use" in done.err
 
 
-def test_without_its_extra_it_says_what_to_install(project: Path) -> None:
+def test_without_its_extra_the_error_names_what_to_install(project: Path) -> None:
     script = "import sys; sys.modules['mcp'] = None; from branching.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", script, "mcp"],

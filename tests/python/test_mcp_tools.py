@@ -372,7 +372,9 @@ async def test_hidden_files_keys_and_the_network_are_kept_from_commands(
         "secrets/new",
     ],
 )
-async def test_what_is_hidden_is_hidden_by_every_name(real_workspace: Workspace, path: str) -> None:
+async def test_a_hidden_file_is_hidden_under_every_name(
+    real_workspace: Workspace, path: str
+) -> None:
     """By `..`, a symbolic link, a link on the way, a hard link, and as what a hidden link leads to:
     neither the file tools nor commands read it, and nothing is written there."""
     base = real_workspace.base
@@ -395,7 +397,9 @@ async def test_what_is_hidden_is_hidden_by_every_name(real_workspace: Workspace,
         assert (await agent.call("branch_read", branch="b", path="seed.txt"))["content"]
 
 
-async def test_what_others_changed_is_not_overwritten_unasked(real_workspace: Workspace) -> None:
+async def test_external_changes_are_not_overwritten_without_force(
+    real_workspace: Workspace,
+) -> None:
     seed = real_workspace.base / "seed.txt"
     async with connected(served(real_workspace)) as agent:
         await agent.call("branch_create", name="b")
@@ -511,7 +515,7 @@ async def test_a_race_that_is_cancelled_leaves_no_branch(real_workspace: Workspa
                 await anyio.sleep(0.05)
 
 
-async def test_abort_ends_what_runs_in_the_branch(real_workspace: Workspace) -> None:
+async def test_abort_ends_the_processes_in_the_branch(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
         await agent.call("branch_create", name="b")
         ended: list[dict[str, Any]] = []

@@ -81,7 +81,7 @@ def test_directories_on_the_way_are_made(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["", ".", "..", "sub/", "sub/.", "a\0b"])
-def test_what_is_no_file_name_is_refused(directory: Path, path: str) -> None:
+def test_an_invalid_file_name_is_refused(directory: Path, path: str) -> None:
     with pytest.raises(OSError, match="Errno") as refused:
         ConfinedDir(directory, OURS).write(path, b"")
     assert refused.value.errno == errno.EINVAL

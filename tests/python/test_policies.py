@@ -173,7 +173,7 @@ class TestCommit:
             assert "stays open: 1 changed path was not committed; see branching diff" in done.err
             assert not (root / "c").exists()
 
-    def test_a_run_keeps_or_drops_what_it_does_not_select(self, base: Path) -> None:
+    def test_a_run_keeps_unselected_changes_or_drops_them_with_drop_rest(self, base: Path) -> None:
         with mounted(base, base.parent / "mount") as root:
             script = ["--select", "a*", "--", "sh", "-c", "touch $0-a a-$0; mkdir $0-d"]
             done = branching(root, "run", "-b", "work", *script, "1")

@@ -117,7 +117,7 @@ def test_one_that_died_is_replaced(tmp_path: Path) -> None:
     assert prefork() != dead
 
 
-def test_one_that_does_not_fit_is_let_go_of(tmp_path: Path) -> None:
+def test_an_unsuitable_fork_server_is_ended_and_replaced(tmp_path: Path) -> None:
     call(tmp_path)
     unfit = prefork()
     call(tmp_path, isolation="none")

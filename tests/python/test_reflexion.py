@@ -102,6 +102,6 @@ def test_the_timeout_is_for_the_whole_call(workspace: Workspace, slow: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "error"), [(("make",), TypeError), ((print, 0), ValueError)], ids=str
 )
-def test_what_makes_no_sense_is_refused(arguments: Any, error: type[Exception]) -> None:
+def test_invalid_arguments_are_refused(arguments: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         Reflexion(*arguments)

@@ -111,7 +111,9 @@ class TestFromAnotherProcess:
         assert call.running.done().code == 0
         assert call.output().endswith("refused\ntry the cache\nor not\n")
 
-    def test_what_is_asked_for_is_kept_after_the_call(self, real: Mounted, logs: Path) -> None:
+    def test_a_branch_that_is_kept_during_a_call_survives_the_call(
+        self, real: Mounted, logs: Path
+    ) -> None:
         call = Call(real.root, logs, f"touch worth-it; {COUNTING}")
         until(call.output, "it has begun")
         call.ask("keep")
@@ -253,7 +255,9 @@ class TestDoor:
                 os._exit(2)
         assert os.waitpid(pid, 0)[1] == 0
 
-    def test_a_sweep_leaves_what_answers(self, place: Path, opened: ControlServer) -> None:
+    def test_removing_stale_sockets_leaves_live_ones(
+        self, place: Path, opened: ControlServer
+    ) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
             dead.bind(str(place / "dead.door"))
         remove_stale(place)

@@ -34,7 +34,7 @@ def logged(root: Path, name: str) -> str:
 
 
 class TestInPipes:
-    def test_each_byte_goes_where_it_would_go(self, root: Path) -> None:
+    def test_output_reaches_the_two_streams_unchanged(self, root: Path) -> None:
         done = subprocess.run(
             branching_argv("run", "-q", "-b", "mine", "--", "sh", "-c", PRINTS),
             cwd=root,
@@ -128,7 +128,9 @@ class TestInPipes:
         assert done.stdout.splitlines()[1] in ("141", "125")
         assert [entry.name for entry in root.iterdir()] == [NAME_FROM]
 
-    def test_what_cannot_be_written_is_a_failure_and_not_committed(self, root: Path) -> None:
+    def test_a_run_whose_output_cannot_be_written_fails_and_is_not_committed(
+        self, root: Path
+    ) -> None:
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(
                 branching_argv("run", "--", "sh", "-c", "touch made; echo x"),
@@ -147,7 +149,7 @@ class TestInPipes:
 
 
 class TestOnATerminal:
-    def test_what_is_shown_is_kept(self, root: Path) -> None:
+    def test_output_on_a_terminal_is_logged(self, root: Path) -> None:
         script = "test -t 0 && test -t 1 && test -t 2 && printf 'a\\nb'"
         done = OnTerminal(root, ["run", "-q", "-b", "mine", "--", "sh", "-c", script]).done()
         assert (done.code, done.out) == (0, "a\nb")
@@ -204,7 +206,7 @@ class TestOnATerminal:
         run.type("exit 5\n")
         assert run.done().code == 5
 
-    def test_without_a_log_the_terminal_is_lent(self, root: Path) -> None:
+    def test_with_no_log_the_command_gets_the_terminal(self, root: Path) -> None:
         run = OnTerminal(root, ["run", "-q", "--no-log", "--", "sh", "-c", "test -t 1 && echo t"])
         assert run.done().out == "t\n"
         assert branching(root, "log").out == ""

@@ -16,7 +16,7 @@ def root(real: Mounted) -> Path:
 
 
 class TestCache:
-    def test_what_a_command_writes_into_a_cache_stays(self, root: Path, tmp_path: Path) -> None:
+    def test_writes_to_a_cache_survive_a_failed_command(self, root: Path, tmp_path: Path) -> None:
         cache = tmp_path / "cache"
         cache.mkdir()
         script = f"echo it >{cache}/crate; echo no >beside; exit 3"
@@ -85,7 +85,7 @@ class TestKeepLosers:
     def test_without_the_option_they_are_dropped(self, root: Path) -> None:
         assert branching(root, *self.RACE, "--json").document["kept"] == []
 
-    def test_the_hint_names_what_to_do_with_them(self, root: Path) -> None:
+    def test_the_hint_names_the_commands_for_kept_losers(self, root: Path) -> None:
         words = ["best-of-n", "-n", "2", "--keep-losers", "--", "touch", "made"]
         done = branching(root, *words)
         assert "Hint: 1 branch of other candidates kept: branching diff NAME" in done.err

@@ -194,7 +194,7 @@ def _bit_by_bit(*_: Path) -> Iterator[bool]:
 
 
 @pytest.mark.parametrize("function", [_later, _bit_by_bit], ids=["coroutine", "generator"])
-def test_what_has_not_run_has_not_succeeded(
+def test_a_coroutine_function_is_not_a_success(
     workspace: Workspace, function: Callable[..., object]
 ) -> None:
     """A coroutine is true, whatever it would have said."""

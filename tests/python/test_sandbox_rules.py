@@ -72,7 +72,9 @@ class TestFiles:
         assert {"nosuid", "nodev"} <= options_of(sandboxed, place)
 
     @pytest.mark.parametrize("place", ["/", "/sys"])
-    def test_what_was_mounted_is_read_only(self, sandboxed: SandboxedBranch, place: str) -> None:
+    def test_mounts_of_the_host_are_read_only_inside(
+        self, sandboxed: SandboxedBranch, place: str
+    ) -> None:
         """Landlock says the same of writing once more."""
         assert "ro" in options_of(sandboxed, place)
 
@@ -241,7 +243,7 @@ def test_a_start_makes_as_many_calls_with_many_branches_as_with_one(overlaid: Mo
     assert one[1] == "1", "only the mount of the branch itself is seen in the sandbox"
 
 
-def test_what_is_mounted_inside_is_not_mounted_outside(outside: Path) -> None:
+def test_mounts_made_inside_are_not_propagated_outside(outside: Path) -> None:
     """Most systems share what is mounted with every copy of the table."""
     shared, secret = outside / "shared", outside / "shared" / "private" / "secret"
     secret.parent.mkdir(parents=True)

@@ -179,13 +179,13 @@ class TestOptions:
         assert branching(root, "speculate", "--parallel", "1", *words).code == 0
         assert names(root) == ["first", NAME_FROM]
 
-    def test_quiet_says_nothing_of_the_candidates(self, root: Path) -> None:
+    def test_quiet_hides_the_output_of_the_candidates(self, root: Path) -> None:
         done = branching(root, "speculate", "-q", "-c", "echo x; false", "-c", "sleep 0.3")
         assert done.err == "✓ candidate 1 won · nothing to commit: no path was changed\n"
         done = branching(root, "run", "-q", "echo", "x")
         assert (done.err, done.out) == ("", "x\n")
 
-    def test_verbose_tells_each_step_and_path(self, root: Path) -> None:
+    def test_verbose_prints_each_step_and_path(self, root: Path) -> None:
         done = branching(root, "best-of-n", "-v", "-n", "1", "touch", "made")
         assert "[0] branching: started in branch best-of-n-" in done.err
         assert "[0] branching: score 1\n" in done.err
@@ -231,11 +231,13 @@ class TestOnATerminal:
 
 
 class TestPorts:
-    def test_a_range_is_lent_once_at_a_time(self) -> None:
+    def test_a_port_range_has_one_user_at_a_time(self) -> None:
         with reserve_ports() as first, reserve_ports() as second:
             assert abs(first - second) >= PORTS_EACH
 
-    def test_all_lent_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_free_port_range_there_is_an_error(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(port_ranges, "_RANGES", 1)
         monkeypatch.setattr(port_ranges, "FIRST_PORT", 19_000)  # no other test's
         error = pytest.raises(ProcessBranchError, match="no range of 10 free ports")

@@ -215,7 +215,7 @@ def test_a_pattern_can_be_called_again_and_at_the_same_time(workspace: Workspace
     ],
     ids=str,
 )
-def test_what_makes_no_sense_or_cannot_be_honoured_is_refused(
+def test_invalid_or_unsupported_options_are_refused(
     candidates: Any, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     """No option is silently ignored."""

@@ -130,7 +130,7 @@ def test_a_judge_that_hangs_does_not_outlast_the_timeout(workspace: Workspace) -
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     first: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

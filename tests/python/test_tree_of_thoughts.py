@@ -113,7 +113,7 @@ def test_the_timeout_takes_the_best_of_the_level_it_interrupts(workspace: Worksp
     [([], {}, ValueError), ([print], {"max_depth": 0}, ValueError)],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_arguments_are_refused(
     strategies: Any, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):

@@ -199,7 +199,7 @@ def test_a_database_is_not_opened_through_a_link(beside: Path) -> None:
     assert not (beside / "room" / "forks.sqlite").exists()
 
 
-def test_what_is_asked_without_a_mount_follows_no_link(beside: Path) -> None:
+def test_queries_without_a_mount_follow_no_symbolic_link(beside: Path) -> None:
     base = beside / "base"
     (base / ".branching").mkdir(parents=True)
     (beside / "room/journal/1").mkdir(parents=True)

@@ -411,5 +411,5 @@ def test_a_signal_in_the_moment_of_the_merge_comes_too_late() -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_a_usage_error(root: Path, words: list[str]) -> None:
+def test_invalid_options_are_a_usage_error(root: Path, words: list[str]) -> None:
     assert called(root, "fork", *words).code == 2

@@ -214,7 +214,7 @@ def test_where_nothing_can_be_kept_a_fork_runs_all_the_same(real: Mounted) -> No
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_a_usage_error(real: Mounted, words: list[str]) -> None:
+def test_invalid_options_are_a_usage_error(real: Mounted, words: list[str]) -> None:
     assert called(real.root, "fork", *words).code == 2
 
 

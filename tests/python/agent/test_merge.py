@@ -646,7 +646,7 @@ class TestWinner:
     """Which branch can win, and with which conversation."""
 
     @pytest.mark.contract("D11")
-    def test_one_that_was_stopped_brings_what_it_had(self, real: Mounted) -> None:
+    def test_a_terminated_branch_can_win_with_its_partial_history(self, real: Mounted) -> None:
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 made = coordinator(workspace, {"a": forever})
@@ -662,7 +662,7 @@ class TestWinner:
         run(work())
 
     @pytest.mark.contract("D12")
-    def test_one_that_said_nothing_cannot_win(self, real: Mounted) -> None:
+    def test_a_branch_without_a_message_cannot_win(self, real: Mounted) -> None:
         """It does not fall back to the history before the fork."""
 
         async def silent(runner: ScriptedRunner) -> None:
@@ -760,7 +760,7 @@ class TestOverlayDriver:
         assert (overlaid.base / SEED).read_text() == "mine\n"
         assert not (overlaid.base / "other").exists()
 
-    def test_a_winner_beside_what_the_parent_did(self, overlaid: Mounted) -> None:
+    def test_a_merge_keeps_the_parents_changes_beside_the_winners(self, overlaid: Mounted) -> None:
         def meanwhile(forked: Forked) -> None:
             by_the_parent(forked)
             (forked.parent / "own").write_text("x")

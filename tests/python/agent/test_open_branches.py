@@ -116,7 +116,7 @@ def test_a_conflict_names_the_paths_and_the_branch_that_keeps_the_work(
     assert (workspace.base / "seed.txt").read_text() == "ours\n"
 
 
-def test_such_a_run_forks_and_merges(workspace: Workspace) -> None:
+def test_a_run_beside_open_branches_forks_and_merges(workspace: Workspace) -> None:
     others(workspace)
     director = Director(
         shell("echo 0 > before"),
@@ -131,7 +131,7 @@ def test_such_a_run_forks_and_merges(workspace: Workspace) -> None:
     assert [record.name for record in workspace.branches()] == ["others"]
 
 
-def test_such_a_run_that_raises_loses_nothing(workspace: Workspace) -> None:
+def test_a_run_beside_open_branches_that_raises_loses_nothing(workspace: Workspace) -> None:
     others(workspace)
 
     def fail(messages: list[ModelMessage]) -> ModelResponse:

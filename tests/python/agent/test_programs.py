@@ -122,7 +122,7 @@ def test_a_budget_is_not_kept_without_a_usage_report(real: Mounted, is_groups: b
     run(work())
 
 
-def test_what_is_no_report_is_said_and_counts_nothing(real: Mounted) -> None:
+def test_an_invalid_usage_report_is_shown_and_not_counted(real: Mounted) -> None:
     async def work() -> None:
         with Workspace(real.root) as workspace:
             made = forked(workspace)

@@ -265,7 +265,9 @@ class TestOverride:
 
         run(_in(real, in_branch, work))
 
-    def test_not_over_what_was_done_since(self, real: Mounted, in_branch: bool) -> None:
+    def test_override_is_refused_if_files_changed_since_the_merge(
+        self, real: Mounted, in_branch: bool
+    ) -> None:
         async def work(place: Workspace | Branch, top: Path) -> None:
             made = await forked(place, Picking("a"))
             await made.resolve(MergeStrategy(kind="auto"))
@@ -278,7 +280,9 @@ class TestOverride:
 
         run(_in(real, in_branch, work))
 
-    def test_not_over_what_the_parent_changed(self, real: Mounted, in_branch: bool) -> None:
+    def test_override_is_refused_for_paths_that_the_parent_changed(
+        self, real: Mounted, in_branch: bool
+    ) -> None:
         async def work(place: Workspace | Branch, top: Path) -> None:
             made = await forked(place, Picking("a"))
             assert made.parent_path is not None
@@ -367,7 +371,9 @@ class TestOverrideByAnotherProcess:
 
         self.overridden(real, in_branch, self.merged(real, in_branch), check)
 
-    def test_not_over_what_was_done_since(self, real: Mounted, in_branch: bool) -> None:
+    def test_override_is_refused_if_files_changed_since_the_merge(
+        self, real: Mounted, in_branch: bool
+    ) -> None:
         async def check(made: ForkCoordinator, store: SQLiteForkStateStore, top: Path) -> None:
             (top / "a").write_text("since")
             with pytest.raises(ConflictError):

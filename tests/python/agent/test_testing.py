@@ -119,7 +119,7 @@ def test_summaries_of_test_runners_are_read(output: str, counts: tuple[int, int,
 
 
 @pytest.mark.parametrize("output", ["", "all good", "I passed 3 tests, I think", "passed"])
-def test_what_is_no_summary_counts_nothing(output: str) -> None:
+def test_output_without_a_summary_has_no_counts(output: str) -> None:
     assert parse_counts(output) is None
 
 
@@ -127,7 +127,7 @@ def test_what_is_no_summary_counts_nothing(output: str) -> None:
     "document",
     [b"", b"<html/>", b"<testsuite>", b'<!DOCTYPE a [<!ENTITY b "c">]><testsuite/>'],
 )
-def test_what_is_no_junit_report_counts_nothing(document: bytes) -> None:
+def test_an_invalid_junit_report_has_no_counts(document: bytes) -> None:
     assert parse_junit(document) is None
 
 

@@ -146,7 +146,7 @@ def test_a_closed_terminal_ends_it_and_touches_nothing(root: Path) -> None:
         assert {record.name for record in space.branches()} == {"outer", "inner"}
 
 
-def test_where_there_is_no_terminal_it_says_so(root: Path) -> None:
+def test_watch_without_a_terminal_is_a_usage_error(root: Path) -> None:
     done = branching(root, "watch")
     assert (done.code, "needs a terminal" in done.err) == (2, True)
 
@@ -268,7 +268,7 @@ def test_a_second_chat_says_that_its_fork_is_not_kept(root: Path, place: Path) -
         assert first.until_ended() == 0
 
 
-def test_a_chat_says_what_it_lacks(root: Path) -> None:
+def test_chat_without_a_terminal_or_a_model_is_a_usage_error(root: Path) -> None:
     done = branching(root, "chat")
     assert (done.code, "needs a terminal" in done.err) == (2, True)
     # tmux may lose the last output of a program that has ended: the shell waits for a key.

@@ -571,7 +571,7 @@ def test_losers_and_the_winner_can_be_compared_after_the_race(real: Mounted, app
     piloted(app, act)
 
 
-def test_the_node_of_a_remote_attempt_is_said(space: Workspace, app: Watch) -> None:
+def test_watch_shows_the_node_of_a_remote_attempt(space: Workspace, app: Watch) -> None:
     """The log has it, from which other programs learn what a runner on a cluster says."""
     with RunLog.of(space, "best-of-n") as log, space.branch("remote", on_success=None) as branch:
         on_event = log.and_then(lambda _: None)

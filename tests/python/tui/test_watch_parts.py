@@ -44,7 +44,7 @@ class TestLooks:
         assert coloured("\x1b[1;31mred\x1b[0m\x1b[2K") == "\x1b[1;31mred\x1b[0m"
         assert coloured("10%\r50%\r100%\r") == "100%"
 
-    def test_what_is_too_long_keeps_both_ends(self) -> None:
+    def test_a_long_name_is_shortened_in_the_middle(self) -> None:
         assert shortened("speculate-1a2b3c4d-0", 12) == "specu…3c4d-0"
         assert shortened("short", 12) == "short"
 
@@ -85,7 +85,7 @@ class TestComparison:
             (None, b"", "no lines"),
         ],
     )
-    def test_what_has_no_lines_says_why(
+    def test_a_file_without_lines_has_a_note_instead(
         self, left: bytes | str | None, right: bytes | str | None, note: str
     ) -> None:
         found = compare("f", left, right)
