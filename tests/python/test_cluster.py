@@ -153,8 +153,12 @@ def cluster(request: pytest.FixtureRequest) -> SharedCluster:
 @contextmanager
 def shared(engine: str, text: str, scratch: Path) -> Iterator[SharedCluster]:
     place = Path(tempfile.mkdtemp(prefix="cluster-", dir=scratch))
-    (place / "program.py").write_text(text)  # Dask's processes import it
-    words = [*IN_NAMESPACE, sys.executable, str(place / "program.py"), str(place)]
+    # Dask's processes import it. A sandbox shows the directory of a program, but not what is
+    # mounted below it: so no cache is there.
+    program_file = place / "program" / "program.py"
+    program_file.parent.mkdir()
+    program_file.write_text(text)
+    words = [*IN_NAMESPACE, sys.executable, str(program_file), str(place)]
     with (place / "errors").open("w") as errors:
         program = started(words, place, stdin=subprocess.PIPE, stderr=errors)
     assert program.stdout is not None
@@ -604,10 +608,10 @@ assert space.branches() == []
 
 
 def test_a_disk_that_fills_during_an_attempt_is_named(
-    base: Path, place: Path, ray: SharedCluster
+    base: Path, place: Path, cluster: SharedCluster
 ) -> None:
     """The disk is that of one node: the attempts of the others go on, and so does the node."""
-    image, disk = place / "image", ray.place / "cache-0"
+    image, disk = place / "image", cluster.place / "cache-0"
     with image.open("wb") as file:
         file.truncate(32 << 20)
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
@@ -624,10 +628,12 @@ def on_event(event):
     if event.kind == "finished":
         ended.append(event)
 def go_on():
-    while len(found := sleeping({str(ray.place)!r})) < 3 and not ended:  # one on each node
+    while len(ended) < 3:
+        found = sleeping({str(cluster.place)!r})
+        if len(found) + len(ended) == 3:  # one on each node
+            for pid in found:
+                os.kill(pid, signal.SIGTERM)
         time.sleep(0.1)
-    for pid in found:
-        os.kill(pid, signal.SIGTERM)
 threading.Thread(target=go_on).start()
 fill = "head -c 64M /dev/zero > big && rm big && echo $BRANCHING_ATTEMPT > made"
 task = command("sleep 86394; " + fill)
@@ -638,7 +644,7 @@ assert states == ["error", "succeeded", "won"], outcome
 assert isinstance(full.exception, ClusterError) and full.exception.node == full.node, full
 assert "ran out of disk space" in str(full.exception), full
 """,
-            ray,
+            cluster,
         )
         wait_until(lambda: shutil.disk_usage(disk).free > 8 << 20)
     finally:
