@@ -135,7 +135,7 @@ def test_patterns_and_branches_mix(workspace: Workspace) -> None:
 
 
 class TestBranchContext:
-    """Processes awaited. What a target is to have done is waited for, before it is ended."""
+    """Awaited contexts. Tests wait for the effect of a target before they end it."""
 
     def test_a_process_is_awaited_while_other_tasks_run(self, place: Path) -> None:
         """The process ends when a task that runs meanwhile has made a file."""

@@ -197,7 +197,7 @@ def test_a_process_of_a_context_keeps_its_branch_from_being_committed(project: P
 def test_a_lock_that_cannot_be_made_is_a_warning(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a full disk, where no file can be made, and a command that frees room must run."""
+    """On a full disk no file can be created, but a command that frees space must run."""
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -253,7 +253,7 @@ for turn in range(200):
 def test_a_lock_is_taken_although_another_process_removes_its_directory(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the last holder of another file in it does, before the directory has its owner."""
+    """The last holder of another lock in it removes it before its owner is set."""
     removed: list[Path] = []
     chown = os.chown
 

@@ -1,4 +1,4 @@
-"""In a container, what we write names the directory and the command as the caller outside does."""
+"""In a container, messages name the directory and the command as the caller outside knows them."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_colours_stay_in_their_own_cell() -> None:
 
 
 class TestOnARealTerminal:
-    """In tmux, where a person could sit."""
+    """The table in a real terminal (tmux)."""
 
     def test_it_follows_the_size_of_the_terminal(self, real: Mounted) -> None:
         words = [word for n in range(12) for word in ("-c", f"echo this is {n}; sleep 600")]

@@ -374,7 +374,7 @@ class TestRunAsTheOwner:
 class TestOnATerminal:
     @pytest.mark.contract("6.14")
     def test_ask_commits_on_yes_only(self, root: Path) -> None:
-        """Whatever the exit code; any other answer asks again; the end of input means no."""
+        """This holds for any exit code. Other answers ask again; end of input means no."""
         for keys, code, mark, said in (
             ("maybe\ny\n", 3, "✗", "exit code 3 · committed 1 path (+1)"),
             ("no\n", 0, "✓", "aborted, nothing was changed"),

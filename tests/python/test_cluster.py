@@ -188,7 +188,7 @@ def begun(place: Path, body: str, cluster: SharedCluster | None) -> subprocess.P
 
 
 def on_cluster(place: Path, body: str, cluster: SharedCluster | None = None) -> None:
-    """Runs the lines on a cluster. They fail by an exception. Default: a cluster of its own."""
+    """Runs Python lines on a cluster; an exception fails. Default: a new cluster."""
     program = begun(place, body, cluster)
     out, err = program.communicate()
     assert program.returncode == 0, f"{out}\n{err[-8000:]}"
@@ -610,7 +610,7 @@ assert space.branches() == []
 def test_a_disk_that_fills_during_an_attempt_is_named(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
-    """The disk is that of one node: the attempts of the others go on, and so does the node."""
+    """Only one node's disk is full: the other nodes' attempts continue, and so does the node."""
     image, disk = place / "image", cluster.place / "cache-0"
     with image.open("wb") as file:
         file.truncate(32 << 20)
@@ -795,7 +795,7 @@ assert space.branches() == []
 def test_a_race_on_the_command_line_runs_on_a_cluster(
     base: Path, place: Path, cluster: SharedCluster
 ) -> None:
-    """What is excluded or hidden does not travel; the log and the document name the node."""
+    """Excluded and hidden files are not sent; the log and the document name the node."""
     (base / ".env").write_text("secret\n")
     (base / "[key] *").write_text("secret key\n")
     os.link(base / "[key] *", base / "copy")

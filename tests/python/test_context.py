@@ -349,7 +349,7 @@ class TestInABranch:
 class TestWhatReachesIt:
     @pytest.mark.contract("4.26")
     def test_closures_and_variables_as_they_are_now(self, place: Path) -> None:
-        """As a fork would show them."""
+        """The target sees them as they are at the fork."""
         global counter  # noqa: PLW0603
         counter = 6
         names = ["a"]

@@ -385,7 +385,7 @@ def test_a_directory_is_no_input(place: Path) -> None:
 
 
 class TestLife:
-    """What tries to outlive, outgrow or confuse."""
+    """Processes that try to outlive the sandbox, exceed its limits or confuse it."""
 
     @pytest.mark.contract("3.9")
     def test_double_forks_and_sessions_of_their_own_die(self, real: Mounted) -> None:

@@ -57,7 +57,7 @@ def test_a_race_explains_refused_writes_when_none_succeeds(real: Mounted) -> Non
 def test_a_program_that_the_owner_cannot_reach_is_named(
     outside: Path, as_user: tuple[int, int]
 ) -> None:
-    """As with the tools in a home directory, where the directory belongs to another user."""
+    """For example, a tool in a home directory, if the workspace belongs to another user."""
     tools, project = outside / "tools", outside / "project"
     for made in (tools, project):
         made.mkdir()
@@ -103,7 +103,7 @@ def test_git_reads_in_a_directory_whose_repository_is_elsewhere(
 
 
 def test_a_submodule_is_committed_to_from_the_directory_around_it(outside: Path) -> None:
-    """Its repository is in the branch then."""
+    """Its repository is then in the branch."""
     git = ["git", "-c", "user.name=n", "-c", "user.email=e@x", "-c", "protocol.file.allow=always"]
     main, around = outside / "main", outside / "around"
     for words in (

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 
 @pytest.fixture
 def project(outside: Path) -> Iterator[Path]:
-    """A directory on a disk of its own."""
+    """A directory on a small separate file system."""
     image, disk = outside / "image", outside / "disk"
     with image.open("wb") as file:
         file.truncate(DISK_BYTES)

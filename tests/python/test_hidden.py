@@ -55,7 +55,7 @@ def test_other_names_of_the_same_file_are_hidden_too(tmp_path: Path) -> None:
 def test_a_listed_name_that_no_longer_exists_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What vanished may come back, and would then be readable."""
+    """The file may reappear and would then be readable."""
     listed = masked_files._Listing(None, [f"{tmp_path}/.env"], [])
     monkeypatch.setattr(masked_files.Finder, "_listed", lambda *_: listed)
     with pytest.raises(OSError, match="another process is changing it") as caught:
@@ -90,7 +90,7 @@ def test_a_directory_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
 def test_nothing_runs_when_files_cannot_be_hidden(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a user namespace we may not list what belongs to others alone."""
+    """In a user namespace, directories that only other users can read cannot be listed."""
     from branching.process.sandbox import parent_state
 
     monkeypatch.setattr(parent_state, "_may_make_namespaces", lambda _: False)

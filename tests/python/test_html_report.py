@@ -202,7 +202,7 @@ def test_a_patch_is_read_as_pairs_of_lines() -> None:
 def test_the_page_fits_a_window_of_a_desk_and_of_a_phone(
     real: Mounted, tmp_path: Path, width: int, is_beside: str
 ) -> None:
-    """In Chromium, with a script that measures; the page itself allows none."""
+    """Measured by a script in Chromium; the page itself allows no script."""
     file = tmp_path / "race.html"
     long = f"sed -i s/seed/{'long' * 60}/ {NAME_FROM}; echo {'word' * 90}"
     assert branching(real.root, "speculate", "-q", "-c", long, "--report", str(file)).code == 0

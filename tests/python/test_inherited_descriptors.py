@@ -337,7 +337,7 @@ said.write_text(json.dumps(value))
     def test_a_link_in_the_branch_does_not_show_the_store(
         self, real: Mounted, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What of the base the program needs is shown as the branch has it."""
+        """Paths of the base that the program needs are shown with the branch's content."""
         tools = real.base / "tools"
         tools.mkdir()
         monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")

@@ -37,7 +37,7 @@ def base(real: Mounted) -> Path:
 
 
 def got(real: Mounted, command: str, *options: str) -> list[str]:
-    """What the command's program found."""
+    """Returns the output of a program that reports what it can see."""
     if command == "shell":
         assert branching(real.root, "create", "looks").code == 0
     words = [*options, *CALLS[command]]

@@ -1,4 +1,4 @@
-"""The launcher of commands: what it is given, and what is said when it fails."""
+"""The launcher of commands: its input, and its error messages."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_commands_and_functions_have_the_same_filter_and_no_other(
 
 
 def filters_of_a_child() -> list[bytes]:
-    """What every process here has: a container may have a filter of its own."""
+    """Returns the filters that every process here has; a container may set one."""
     child = subprocess.Popen(["sleep", "600"])
     try:
         return filters_of(child.pid)

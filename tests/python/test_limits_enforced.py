@@ -452,7 +452,7 @@ def test_groups_of_a_killed_process_are_removed_by_the_next_one() -> None:
 
 
 def unshared(script: str, code: str = CREATE) -> tuple[int, str]:
-    """Runs Python code in a mount namespace of its own, after a shell script."""
+    """Runs a shell script and then Python code in a new mount namespace."""
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", f'{script} "$@"', "sh", sys.executable, "-c", code],
         check=False,
@@ -495,7 +495,7 @@ def test_where_they_cannot_be_written_a_limit_is_refused() -> None:
     "limit", [{"memory": 64 * MIB}, {"cpu": 0.5}, {"pids": 20}], ids=lambda limit: next(iter(limit))
 )
 def test_branches_have_limits_though_all_together_have_none(limit: dict[str, int]) -> None:
-    """Of version 2 a group gets no controller that the group of all branches was not given."""
+    """In version 2 a group has only the controllers that its parent group enables."""
     budget = CallLimits(ResourceLimits(**limit), None)  # type: ignore[arg-type]
     budget.open()
     try:
@@ -563,7 +563,7 @@ assert before and groups() == before
 
 
 def test_read_only_groups_are_written_without_a_writable_path() -> None:
-    """As in the image's container: the mounts stay read-only for all that look at them."""
+    """As in the container of the image: the mounts stay read-only for all other processes."""
     support = Path(__file__).parent
     code, output = unshared(f"{ALL_READ_ONLY} exec env PYTHONPATH={support}", READ_ONLY_YET_LIMITED)
     assert (code, output.split()) == (0, ["-9", "1"])
@@ -577,7 +577,7 @@ def test_descriptors_of_a_scope_do_not_reach_other_programs() -> None:
 
 @pytest.mark.contract("3.14")
 def test_a_limit_takes_hold_before_the_program_runs() -> None:
-    """Nothing of the child's life is spent outside: behind the gate all its forks count."""
+    """The child waits until it is in the group, so that all its forks count."""
     with Cgroup.create(ResourceLimits(pids=1)) as scope:
         code, output = run(scope, "import os\ntry: os.fork()\nexcept OSError as e: print(e.errno)")
         assert (code, output) == (0, f"{errno.EAGAIN}\n")

@@ -124,7 +124,7 @@ class TestRun:
         assert branching(root, "run", "--memory-limit", "64M", "--", "no-such-program").code == 127
 
     def test_processes_in_other_sessions_die_with_the_run(self, root: Path) -> None:
-        """Its descriptors are closed too: nothing but the control group holds it."""
+        """Its descriptors are closed, too: only the control group finds it."""
         escape = "setsid sleep 86399 </dev/null >/dev/null 2>&1 & echo $! >left"
         done = branching(root, "run", "--pids-limit", "20", "--", *shell(escape))
         assert done.code == 0, done.err

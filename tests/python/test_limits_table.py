@@ -24,7 +24,7 @@ VALUES = {
 
 
 def table() -> dict[str, dict[str, str]]:
-    """What the document says of each limit, by column."""
+    """Returns the table of limits in the document, by column."""
     text = DOCUMENT.read_text().split("## Which limit works where\n", 1)[1].strip().split("\n\n")[0]
     rows = [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in text.splitlines()]
     return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}

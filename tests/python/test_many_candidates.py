@@ -40,7 +40,7 @@ def test_hundreds_race_and_one_wins(workspace: Workspace) -> None:
 
 
 def test_the_best_of_hundreds_is_found(real_workspace: Workspace) -> None:
-    """In whatever order they end."""
+    """The order in which they end does not matter."""
     scores = random.Random(7).sample(range(MANY), MANY)
 
     def candidate(path: Path, attempt: int) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""Who commits: races leave it to the caller, and with --propose the user alone commits."""
+"""Commits of the MCP server: races leave them to the agent, --propose leaves them to the user."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def created(server: subprocess.Popen[str], name: str, *, is_kept: bool = False) 
 
 
 def introduction() -> list[dict[str, Any]]:
-    """What a client says first."""
+    """Returns the first messages of a client."""
     client = {"name": "test", "version": "1"}
     about = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
     return [
@@ -207,7 +207,7 @@ def send(server: subprocess.Popen[str], message: dict[str, Any]) -> None:
 
 
 def ask(server: subprocess.Popen[str], message: dict[str, Any]) -> None:
-    """Sends, and waits for the answer if there is to be one."""
+    """Sends a message, and waits for the answer to a request."""
     send(server, message)
     if "id" not in message:
         return
@@ -251,7 +251,7 @@ def test_branches_of_a_killed_server_are_reported_and_dropped_by_the_next(projec
 
 
 def claimed(project: Path) -> str:
-    """What the servers have written down that they made."""
+    """Returns the files in which servers record their branches."""
     return "".join(
         path.read_text() for path in (project / ".branching" / "agents").glob("claims-*")
     )
@@ -477,7 +477,7 @@ def test_without_its_extra_the_error_names_what_to_install(project: Path) -> Non
 
 @pytest.mark.anyio
 async def test_waiting_commands_do_not_block_other_requests() -> None:
-    """As many of them as there are shared threads, and more."""
+    """There are more waiting commands than shared threads."""
     done = threading.Event()
 
     async def wait() -> None:

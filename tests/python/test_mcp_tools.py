@@ -375,7 +375,7 @@ async def test_hidden_files_keys_and_the_network_are_kept_from_commands(
 async def test_a_hidden_file_is_hidden_under_every_name(
     real_workspace: Workspace, path: str
 ) -> None:
-    """By `..`, a symbolic link, a link on the way, a hard link, and as what a hidden link leads to:
+    """The names are `..`, symbolic links, hard links, and the target of a hidden link:
     neither the file tools nor commands read it, and nothing is written there."""
     base = real_workspace.base
     (base / "secrets").mkdir()

@@ -1,4 +1,4 @@
-"""What a command suggests where its user cannot mount, asked of the whole command as that user."""
+"""Hints of a command whose user cannot mount. The command runs as that user."""
 
 from __future__ import annotations
 

@@ -422,7 +422,7 @@ class TestCommand:
             assert workspace.branches() == []
 
     def test_commands_see_the_directory_at_its_own_path(self, base: Path) -> None:
-        """Not at that of a mount which is another one the next time: caches keep paths."""
+        """The path of the mount differs each time, and caches contain paths."""
         done = branching(base, "run", "--", "sh", "-c", 'echo "$BRANCHING_WORKSPACE"')
         assert done.out.splitlines()[0] == str(base)
         with mounted(base, base.parent / "mount") as point:

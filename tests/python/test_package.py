@@ -206,7 +206,7 @@ def test_help_shows_all_options_of_a_pattern(pattern: str) -> None:
 
 @pytest.mark.contract("1.5")
 def test_importing_the_package_loads_nothing_beside_it() -> None:
-    """Not even typing, which would double the start-up time."""
+    """It does not load typing, which would double the start-up time."""
     bare = subprocess.run(
         [sys.executable, "-c", "import sys; print(*sys.modules)"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What candidates changed is kept as a patch when their branches end."""
+"""The changes of candidates are saved as patches when their branches end."""
 
 from __future__ import annotations
 

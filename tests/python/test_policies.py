@@ -1,6 +1,6 @@
-"""What a commit means for others at work at the same time, seen from the library and the command.
+"""The effect of a commit on concurrent branches, in the library and the command.
 
-The rules themselves are BranchFS's, and tested there; here is who hears of what.
+BranchFS's tests check the rules. These check the errors, exit codes and messages.
 """
 
 from __future__ import annotations

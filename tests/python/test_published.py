@@ -46,7 +46,7 @@ def version(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def plain(scratch: Path) -> Iterator[Path]:
-    """A directory without a blank in its path: the package does not find such a mount."""
+    """A directory without a space in its path: the package does not find a mount with one."""
     with tempfile.TemporaryDirectory(prefix="published-", dir=scratch) as path:
         yield Path(path)
 

@@ -37,7 +37,7 @@ def mounted(root: Path) -> list[str]:
 
 
 def descriptors() -> list[str]:
-    """What this process has open, pidfds and sockets included, but for the server's socket."""
+    """Returns this process's open descriptors, except for the server's socket."""
     found = []
     kept = (
         {fork_server_client._server.socket.fileno()}

@@ -81,7 +81,7 @@ def blocks(document: Path, kind: str) -> list[str]:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """What is on a reader's PATH: `branching`, and the agents."""
+    """The programs on a reader's PATH: `branching` and the agents."""
     place = tmp_path / "programs"
     place.mkdir()
     (place / "branchfs").symlink_to(find_program())

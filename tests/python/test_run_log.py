@@ -1,4 +1,4 @@
-"""What `branching run` prints: where it goes, byte by byte, and the copy that is kept."""
+"""The output of `branching run`: its streams, byte by byte, and its log."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ class TestForward:
             run.stderr.close()
 
     def test_a_signal_ends_a_command_whose_output_is_not_read(self, root: Path) -> None:
-        """What is left of the output is given up at the second one."""
+        """The second signal discards the remaining output."""
         reading, writing = os.pipe()
         words = branching_argv("run", "--", "sh", "-c", "echo heard >&2; exec yes")
         run = subprocess.Popen(words, cwd=root, stdout=writing, stderr=subprocess.PIPE, text=True)

@@ -227,7 +227,7 @@ def test_an_interrupt_in_the_callers_thread_tidies_up(real_workspace: Workspace)
 
 
 class TestSurroundingsThatFail:
-    """What the file system refuses in the middle reaches the caller; nothing else is left."""
+    """An error of the file system during a call reaches the caller, and no branch is left."""
 
     @pytest.fixture
     def space(self, faked: Mounted) -> Workspace:

@@ -197,13 +197,13 @@ class TestFailures:
 
     @pytest.mark.contract("3.6")
     def test_a_step_that_fails_is_named(self, tmp_path: Path) -> None:
-        """The place where the branch is to be seen cannot be made."""
+        """The directory at which the branch is shown cannot be created."""
         with pytest.raises(NamespaceError, match="showing the branch at /proc/no/such"):
             run_in(tmp_path, "true", at="/proc/no/such")
 
 
 def test_many_concurrent_ones_from_many_threads(place: Path) -> None:
-    """Nothing forks from a program that has threads."""
+    """A program with threads does not fork itself."""
     codes: list[int] = []
 
     def work(number: int) -> None:
@@ -232,7 +232,7 @@ INIT_BLOCKS = f"/proc/1/status:SigBlk:\t{1 << (signal.SIGCHLD - 1):016x}\n"
 
 
 def test_a_caller_may_have_blocked_all_signals(place: Path) -> None:
-    """What starts the sandboxes inherits that, and would not hear of an end."""
+    """The fork server inherits the mask, and would not get SIGCHLD."""
     server = fork_server_client._server
     if server is not None:
         server._process.kill()
@@ -300,7 +300,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def test_a_caller_may_ignore_signals_that_cannot_be_set(real: Mounted) -> None:
-    """As some container engines do."""
+    """Some container engines do this."""
     argv = [sys.executable, "-c", IGNORES, *branching_argv("run", "--", "touch", "made")]
     done = subprocess.run(argv, cwd=real.root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ class TestFiles:
     def test_mounts_of_the_host_are_read_only_inside(
         self, sandboxed: SandboxedBranch, place: str
     ) -> None:
-        """Landlock says the same of writing once more."""
+        """Landlock refuses writes as well."""
         assert "ro" in options_of(sandboxed, place)
 
     def test_terminals_are_its_own(self, sandboxed: SandboxedBranch) -> None:
@@ -142,7 +142,7 @@ def test_memory_that_others_share_is_out_of_sight(sandboxed: SandboxedBranch) ->
 
 
 def test_a_sandbox_keeps_no_mount_of_others_busy(real: Mounted, outside: Path) -> None:
-    """Its table is a copy: what is unmounted outside would live on in there."""
+    """Its mount table is a copy, in which a mount would stay after it is unmounted outside."""
     device = real.root.stat().st_dev
     said = run_in(outside, "cat /proc/self/mountinfo")
     assert said.code == 0

@@ -809,7 +809,7 @@ def test_impossible_globs_are_refused(space: Space, hide: list[str]) -> None:
 
 @pytest.fixture
 def environment(space: Space) -> Path:
-    """The interpreter of a virtual environment in the workspace, with a module of its own."""
+    """The interpreter of a virtual environment in the workspace, with an additional module."""
     place = space.base / "env"
     subprocess.run([interpreter_of_everybody(), "-m", "venv", "--without-pip", place], check=True)
     site = next(place.glob("lib/python*/site-packages"))

@@ -55,7 +55,7 @@ def test_a_signal_while_a_workspace_is_opened_ends_the_call_before_it_begins() -
 
 
 def test_a_second_signal_is_heard_even_when_they_are_held() -> None:
-    """What we wait for may never end."""
+    """The wait may never end."""
     with pytest.raises(Interrupted), defer_signals():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -45,7 +45,7 @@ PLANTS: dict[str, Callable[[Path, Path], None]] = {
 
 @pytest.fixture
 def beside(place: Path) -> Iterator[Path]:
-    """What is outside of the store."""
+    """A directory outside of the store."""
     beside = place / "beside"
     (beside / "room").mkdir(parents=True)
     entry = {"branch": "planted", "command": "run", "index": 0, "label": SECRET}

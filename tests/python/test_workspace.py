@@ -197,7 +197,7 @@ def test_ending_twice_does_nothing(workspace: Workspace) -> None:
 
 @pytest.mark.contract("2.15", "2.16")
 def test_the_first_sibling_wins_and_the_second_gets_a_conflict(workspace: Workspace) -> None:
-    """Nothing is left of the loser."""
+    """The loser's changes are dropped."""
     with workspace.branch("first") as first:
         (first.path / "who").write_text("first")
         with (

@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What the model says."""
+    """A reply of the model."""
 
     text: str = ""
     calls: tuple[Call, ...] = ()

@@ -49,7 +49,7 @@ def prompts(messages: list[ModelMessage]) -> list[str]:
 
 
 def returned(messages: list[ModelMessage], tool: str | None = None) -> list[str]:
-    """What tools answered, the oldest first."""
+    """Returns the answers of tools, oldest first."""
     return [
         part.model_response_str()
         for message in messages

@@ -128,7 +128,7 @@ def when_it_runs(deed: Callable[[], None]) -> None:
 def test_a_running_agent_is_paused_sent_a_message_and_stopped(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `branching watch` does it: pause, a word, resume of the first; stop of the second."""
+    """As by `branching watch`: the first gets a pause and a message, the second is stopped."""
     controller = RunController()
     begun: dict[int, str] = {}
     is_held = threading.Event()
@@ -199,7 +199,7 @@ def test_agents_work_over_http(real_workspace: Workspace) -> None:
 
 
 def test_the_loopback_server_streams() -> None:
-    """What the tests lean on does what it says."""
+    """The fake model server of these tests streams its answer."""
 
     async def run(url: str) -> str:
         parts = []

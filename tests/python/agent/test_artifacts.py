@@ -1,4 +1,4 @@
-"""What `keep_artifacts` leaves of a fork's branches for people to look at."""
+"""The copies of a fork's files that `keep_artifacts` leaves for editors and people."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def project(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def turn(
     project: Path, director: Director, prompt: str, history: list[ModelMessage] | None = None
 ) -> list[ModelMessage]:
-    """Runs one turn as a program of its own does: workspace, capability and agent are new."""
+    """Runs one turn with a new workspace, capability and agent, as a new program has them."""
     with Workspace.open(project) as workspace:
         agent = agent_of(director, capability(workspace))
         result = await agent.run(prompt, message_history=history, deps=Deps())
@@ -157,7 +157,7 @@ def both(*parts: ModelResponse) -> ModelResponse:
 
 @pytest.mark.parametrize("order", [1, -1], ids=["before", "after"])
 def test_calls_beside_a_fork_and_beside_a_merge_work(project: Path, order: int) -> None:
-    """In one answer, before and after the call that freezes or replaces the files."""
+    """One answer has calls before and after the one that freezes or replaces the files."""
     loop = "set -e; for i in 1 2 3 4 5; do echo $i >> p{}; sleep 0.05; done"
     slow = [shell(loop.format(n)) for n in (1, 2)]
 
@@ -205,7 +205,7 @@ def test_the_root_of_a_branch_cannot_be_deleted(project: Path, path: str) -> Non
 def test_branches_of_a_coordinator_and_of_a_pattern_see_the_projects_own_path(
     project: Path,
 ) -> None:
-    """So a virtual environment made in a branch has paths that are right after a merge."""
+    """The paths in a virtual environment that a branch creates are then valid after a merge."""
 
     async def act() -> None:
         with Workspace.open(project) as workspace:

@@ -1,6 +1,6 @@
-"""What a fork is while it is open: branches, states, steering, approvals, its end.
+"""An open fork: branches, states, steering, approvals, and its end.
 
-Most of it holds without files, and is tested so; what is the file system's is on a real mount.
+Most of this needs no files and is tested without them; the rest uses a real mount.
 """
 
 from __future__ import annotations

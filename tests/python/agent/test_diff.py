@@ -399,7 +399,7 @@ def test_a_report_can_be_made_while_branches_write(real: Mounted) -> None:
 def test_changes_are_read_again_if_a_path_went_meanwhile(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch, failures: int, is_reported: bool
 ) -> None:
-    """As the overlay driver answers while a run renames directories."""
+    """The overlay driver answers like this while a run renames directories."""
     read = Branch.diff
     left = [failures]
 

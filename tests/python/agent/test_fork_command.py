@@ -358,7 +358,7 @@ class TestFromAnotherProcess:
 
 
 def test_the_cost_is_reported(root: Path) -> None:
-    """Of the budgets of the command line: each branch's own, and that of all."""
+    """With the budgets of the command line: of each branch, and of all together."""
     tells = """echo '{"usd": 0.3, "tokens": 10}' >&3"""
     done = branching(
         root, "fork", "--json", "--budget-usd", "0.5", "--group-budget-tokens", "100",

@@ -85,7 +85,7 @@ def test_a_killed_one_continues_with_the_finished_branches(real: Mounted) -> Non
 
 
 def test_what_was_cut_off_runs_again_and_the_choice_is_as_it_was(real: Mounted) -> None:
-    """By the judge of the command that was killed, in files as they were at the fork."""
+    """The killed command's judge chooses. Branches start from the files of the fork."""
     fork_id = killed(real, "--test-command", "test -e again")
     (real.base / "go").touch()
     done = resumed(real, fork_id, "--rerun")
@@ -96,7 +96,7 @@ def test_what_was_cut_off_runs_again_and_the_choice_is_as_it_was(real: Mounted) 
 
 
 def test_another_choice_takes_the_place_of_the_first(real: Mounted) -> None:
-    """And one that comes to nothing leaves the fork open."""
+    """A choice that fails leaves the fork open."""
     fork_id = killed(real, "--pick", "1")
     done = called(real.root, "fork", "--resume", fork_id)
     assert done.code == 1
@@ -122,7 +122,7 @@ def test_one_that_was_left_is_dropped(real: Mounted) -> None:
 
 
 def test_one_that_runs_is_not_taken(real: Mounted) -> None:
-    """Nor touched: its runs go on."""
+    """Its runs continue."""
     script = "touch begun; until [ -e go ]; do sleep 0.05; done"
     run = Running(real.root, ["fork", "-q", "-c", script])
     branch = branch_with(real.root, "begun", run)
@@ -150,7 +150,7 @@ def test_a_fork_whose_branches_were_dropped_is_forgotten(real: Mounted) -> None:
 
 @pytest.mark.parametrize("refusal", ["judge", "conflict"])
 def test_a_merge_that_is_refused_can_be_made_later(real: Mounted, refusal: str) -> None:
-    """What the branches did may have cost much: it is not dropped for a judge that fails."""
+    """A judge that fails does not drop branches, whose work may have been expensive."""
     if refusal == "judge":
         done = called(real.root, "fork", "-c", "echo 1 > made", "--judge", "false")
     else:

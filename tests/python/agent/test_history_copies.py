@@ -1,4 +1,4 @@
-"""What a fork copies of a long conversation, and where: the event loop must not wait for it."""
+"""A fork copies a long conversation in another thread, so that the event loop does not wait."""
 
 from __future__ import annotations
 

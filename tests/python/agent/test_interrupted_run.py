@@ -192,7 +192,7 @@ def test_a_second_cancellation_cuts_no_clean_up_short(
 
 
 def test_a_keyboard_interrupt_ends_the_fork_and_keeps_the_work(project: Path) -> None:
-    """A program of its own gets a SIGINT while its branches run commands."""
+    """A child process gets SIGINT while its branches run commands."""
     tests = Path(__file__).parents[1]
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(project)],

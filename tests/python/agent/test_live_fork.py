@@ -35,7 +35,7 @@ Answer = Callable[[list[ModelMessage]], ModelResponse]
 
 @dataclass
 class Deps:
-    """What an application may keep with its runs."""
+    """The dependencies of an application's runs."""
 
     fork_coordinator: Any = None
     todos: list[str] = field(default_factory=list)

@@ -187,7 +187,7 @@ class Forked:
 
     @property
     def parent(self) -> Path:
-        """Where the parent works."""
+        """The directory in which the parent works."""
         assert self.made is not None
         assert self.made.parent_path is not None
         return self.made.parent_path
@@ -324,7 +324,7 @@ def _make_executable(path: Path) -> None:
 
 
 def _replace_by_a_copy(path: Path) -> None:
-    """As an editor does that saves without a change."""
+    """Replaces a file by an equal copy, as some editors do when they save."""
     copy = path.with_name("copy")
     copy.write_bytes(path.read_bytes())
     copy.replace(path)
@@ -343,7 +343,7 @@ def _replace_by_a_copy(path: Path) -> None:
 def test_a_file_that_others_only_touched_is_no_conflict(
     real: Mounted, change: Callable[[Path], object], deletes: bool
 ) -> None:
-    """The bytes count. The mode that others set stays, and what they put beside the file, too."""
+    """Only the content counts. The mode that others set, and files that they added, are kept."""
 
     async def wins(runner: ScriptedRunner) -> None:
         assert runner.branch.overlay is not None

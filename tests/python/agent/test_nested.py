@@ -109,7 +109,7 @@ def test_max_depth_limits_nested_forks(real: Mounted) -> None:
 
 
 def test_an_outer_merge_ends_forks_that_are_still_open_within(real: Mounted) -> None:
-    """What the branch did itself lands; what was not decided does not."""
+    """The branch's own changes are merged; those of the undecided fork are not."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:

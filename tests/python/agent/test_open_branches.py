@@ -1,4 +1,4 @@
-"""A run works although others have branches of the directory open, which make it read-only."""
+"""Runs beside open branches of others, which make the directory read-only."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_branch_that_is_opened_during_a_run_does_not_stop_it(workspace: Worksp
 
 
 def commits(other: Branch, command: str) -> Callable[[list[ModelMessage]], ModelResponse]:
-    """A step in which the others commit before the agent's command."""
+    """Returns a step in which others commit before the agent's command."""
 
     def step(messages: list[ModelMessage]) -> ModelResponse:
         other.commit()  # first-winner: the branch that the run works in becomes stale

@@ -185,7 +185,7 @@ def test_a_stopped_program_can_clean_up_and_its_output_is_kept(real: Mounted) ->
 
 
 def test_one_that_was_cut_off_runs_again_from_the_start(real: Mounted) -> None:
-    """Its files are as they were at the fork; what it has spent is not forgotten."""
+    """It starts from the files of the fork; its earlier usage still counts."""
 
     async def work() -> None:
         with Workspace(real.root) as workspace:

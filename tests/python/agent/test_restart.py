@@ -228,7 +228,7 @@ class TestKilled:
 
     @pytest.mark.parametrize("after", [0, 1, 2])
     def test_while_the_fork_is_made(self, real: Mounted, after: int) -> None:
-        """Whatever branches there are by then, they are dropped, and the parent is not frozen."""
+        """The branches that exist by then are dropped, and the parent is not frozen."""
         fork_id = killed(
             real,
             f"""

@@ -55,7 +55,7 @@ async def says(runner: ScriptedRunner) -> None:
 
 
 class Verdict:
-    """What a judge says."""
+    """A verdict of a judge."""
 
     def __init__(self, winner: str, confidence: float) -> None:
         self.winner_branch_id = winner
@@ -462,7 +462,7 @@ async def _in(real: Mounted, in_branch: bool, work) -> None:  # type: ignore[no-
 
 
 class TestResolve:
-    """What the coordinator does with a judge's answer, by strategy."""
+    """How the coordinator acts on a verdict, by strategy."""
 
     @pytest.mark.contract("G1")
     def test_a_manual_strategy_calls_no_judge(self) -> None:

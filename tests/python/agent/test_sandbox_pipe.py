@@ -55,7 +55,7 @@ asyncio.run(main())
 
 
 def test_large_requests_replies_and_cancellations_do_not_wait_for_each_other(place: Path) -> None:
-    """In a process of its own, which prints the stacks of its threads if it hangs."""
+    """Runs in a child process, which prints the stacks of its threads if it hangs."""
     done = subprocess.run(
         [sys.executable, "-c", LOAD, str(place)], capture_output=True, text=True, check=False
     )

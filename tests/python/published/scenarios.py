@@ -1,4 +1,4 @@
-"""What the published package BranchContext does on a mount: one function a scenario.
+"""Scenarios of the published package BranchContext on a mount, one function each.
 
 Run by the interpreter of an environment that has that package and not this one:
     python scenarios.py NAME MOUNTPOINT [PROGRAM]

@@ -1,1 +1,1 @@
-"""What the tests stand on: mounts, real and fake, and a look at what was left behind."""
+"""Support for tests: real and fake mounts, and the search for leftover processes."""

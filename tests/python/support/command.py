@@ -20,7 +20,7 @@ SECONDS_MAX = 120.0
 
 @dataclass(frozen=True)
 class Done:
-    """What a command left: its exit code and its outputs."""
+    """The exit code and the outputs of a command."""
 
     code: int
     out: str

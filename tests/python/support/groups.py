@@ -16,7 +16,7 @@ END_SECONDS_MAX = 60
 
 
 def version() -> int:
-    """Which version the memory controller of this machine has."""
+    """Returns the control group version of this machine's memory controller."""
     return 1 if "memory" in find_own() else 2
 
 

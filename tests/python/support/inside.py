@@ -1,4 +1,4 @@
-"""What a process has: its descriptors, variables and mounts. Run inside a sandbox, as a program
+"""Prints the descriptors, variables and mounts of this process. Run inside a sandbox, as a program
 (`python inside.py`) or by its source, so that it names nothing of the test's.
 """
 

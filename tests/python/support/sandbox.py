@@ -1,4 +1,4 @@
-"""Shell scripts in a sandbox, and what they said."""
+"""Runs shell scripts in a sandbox and returns their output."""
 
 from __future__ import annotations
 

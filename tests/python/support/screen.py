@@ -1,4 +1,4 @@
-"""What is on a screen: of an application under a pilot, or of a real terminal (tmux)."""
+"""Reads the screen of an application under a pilot, or of a real terminal (tmux)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def piloted(
     act: Callable[[Pilot[Any]], Coroutine[Any, Any, None]],
     size: tuple[int, int] = (80, 24),
 ) -> None:
-    """Runs an application without a terminal, in a loop of its own, and acts on it."""
+    """Runs an application without a terminal in a new event loop, and acts on it."""
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:

@@ -39,7 +39,7 @@ class _Command(Command):
 
 @dataclass(frozen=True)
 class RemoteServer:
-    """What the tests know of the server."""
+    """The port of a server, and the headers of its requests."""
 
     port: int
     headers: dict[str, str]

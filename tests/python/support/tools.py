@@ -52,7 +52,7 @@ class Agent:
         return content.text
 
     async def hears(self, text: str) -> None:
-        """Waits until progress with the text has been heard: it comes beside the answers."""
+        """Waits for a progress notification with the text; these are sent beside the answers."""
         with anyio.fail_after(SECONDS_MAX):
             while not any(text in message for message in self.heard):
                 await anyio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""`branching chat`: what is typed while windows open, and what is shown of what was said."""
+"""`branching chat`: input while windows open, and the display of messages."""
 
 from __future__ import annotations
 

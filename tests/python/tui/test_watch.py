@@ -391,7 +391,7 @@ def row_of(app: Watch, text: str) -> str:
 
 
 def test_candidates_stand_together_with_their_last_lines(real: Mounted, app: Watch) -> None:
-    """In the order of their numbers, whichever has ended, below the name of their call."""
+    """They are sorted by number, also those that have ended, below the name of their call."""
     call = race(real.root, f"echo first; {WAITS}", "echo second; exit 1", f"echo third; {WAITS}")
 
     async def act(pilot: Pilot[Any]) -> None:
@@ -431,7 +431,7 @@ def test_nothing_is_cut_at_any_size(real: Mounted, app: Watch, size: tuple[int, 
 def test_the_chosen_row_has_the_two_colours_of_the_terminal_alone(
     space: Workspace, app: Watch
 ) -> None:
-    """Its contrast is then that of the terminal's own text."""
+    """Its contrast is then that of the terminal's default text."""
     kept(space, "one", {"x": "1"})
     kept(space, "two", {"x": "1"})
 
