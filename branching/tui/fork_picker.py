@@ -21,11 +21,11 @@ from branching.tui.chat.fork_settings import parse_usd, spec_of
 from branching.tui.chat.settings import Settings
 from branching.tui.dialogs import fit_scrolled
 
-FIELDS = ("label", "told", "model", "usd")
+FIELDS = ("label", "instruction", "model", "usd")
 ROWS_AT_FIRST = 2
 NARROW_WIDTH = 64
 """Below this width the fields of a branch are on several lines."""
-_WIDTHS = {"label": "10", "told": "1fr", "model": "16", "usd": "6"}
+_WIDTHS = {"label": "10", "instruction": "1fr", "model": "16", "usd": "6"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +47,11 @@ class ForkPicker(ModalScreen[Fork | None]):
     }
     ForkPicker VerticalScroll { height: auto; }
     ForkPicker Horizontal { height: 1; }
-    /* In a narrow terminal a branch has three lines: label; what it is told; model, budget. */
+    /* In a narrow terminal a branch has three lines: label; instruction; model, budget. */
     ForkPicker.-narrow .branch { layout: grid; grid-size: 12 3; height: 3; }
     ForkPicker.-narrow .branch .number { column-span: 1; width: 1fr; }
     ForkPicker.-narrow .branch .label { column-span: 11; width: 1fr; }
-    ForkPicker.-narrow .branch .told { column-span: 12; width: 1fr; }
+    ForkPicker.-narrow .branch .instruction { column-span: 12; width: 1fr; }
     ForkPicker.-narrow .branch .model { column-span: 8; width: 1fr; }
     ForkPicker.-narrow .branch .usd { column-span: 4; width: 1fr; }
     ForkPicker Input { height: 1; margin-right: 1; }
@@ -130,5 +130,7 @@ class ForkPicker(ModalScreen[Fork | None]):
             self.query_one("#complaint", Static).update(Text(str(error)))
 
     def _row(self, row: int) -> tuple[str, str, str, str]:
-        label, told, model, usd = (self.query_one(f"#{name}-{row}", Input).value for name in FIELDS)
-        return label, told, model, usd
+        label, instruction, model, usd = (
+            self.query_one(f"#{name}-{row}", Input).value for name in FIELDS
+        )
+        return label, instruction, model, usd

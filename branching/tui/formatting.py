@@ -140,6 +140,11 @@ def money(usd: float | None) -> str:
     return f"${usd:.4f}" if 0 < usd < 0.01 else f"${usd:.2f}"
 
 
+def turns_text(count: int) -> str:
+    """Returns "1 turn", "2 turns"."""
+    return f"{count} turn" if count == 1 else f"{count} turns"
+
+
 def letter(change: str) -> str:
     """Returns the sign of a kind of change; that of attributes alone is a small one."""
     return LETTERS.get(change, "m")

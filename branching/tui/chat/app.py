@@ -37,7 +37,7 @@ from branching.tui.dialogs import Question
 from branching.tui.diff.diff_screen import DiffScreen
 from branching.tui.diff.diff_sources import ReportSource
 from branching.tui.fork_picker import ForkPicker
-from branching.tui.formatting import filled, mark, money, plain, shortened, style, word
+from branching.tui.formatting import filled, mark, money, plain, shortened, style, turns_text, word
 from branching.tui.merge_picker import Acceptance, Choice, MergePicker
 from branching.tui.terminal import TerminalDriver, leave_on_signals, suspended_terminal
 from branching.tui.transcript_view import TranscriptView
@@ -383,5 +383,5 @@ def _facts(branch: BranchRuntime, cost: str) -> str:
     spent = f"{cost or '?'} of {money(budget)}" if budget is not None else cost
     said = status.error or branch.final_message or status.last_message_preview
     paused = "paused" if branch.is_running and branch.pause.is_on else ""
-    facts = [paused, f"{status.current_turn} turns", spent, plain(said)]
+    facts = [paused, turns_text(status.current_turn), spent, plain(said)]
     return " · " + " · ".join(filter(None, facts))

@@ -9,7 +9,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
-from textual.widgets import Footer, OptionList, Static
+from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from branching._threads import QueueThread
@@ -17,6 +17,7 @@ from branching.tui.diff.diff_view import DiffView
 from branching.tui.diff.line_diff import Comparison
 from branching.tui.diff.syntax import Colours, syntax_colours
 from branching.tui.formatting import plain
+from branching.tui.key_bar import KeyBar
 
 
 class DiffSource(Protocol):
@@ -39,6 +40,10 @@ class DiffSource(Protocol):
 
 FILES_MAX = 1000
 """In the list; nobody looks through more."""
+
+
+KEYS = (("esc", "back"), ("n p", "hunks"), ("← →", "files"))
+"""Shown in the last line, which has room for them in 40 columns."""
 
 
 class DiffScreen(ModalScreen[None]):
@@ -69,6 +74,7 @@ class DiffScreen(ModalScreen[None]):
             self._paths = (path, *self._paths)
         self._first = self._paths.index(path) if path in self._paths else 0
         self._columns = DiffView("sides")
+        self._keys = KeyBar(id="keys")
         self._comparison: Comparison | None = None
         self._hunk = -1
 
@@ -78,7 +84,7 @@ class DiffScreen(ModalScreen[None]):
             *(Option(Text(plain(self._pair.title(path)))) for path in self._paths), id="files"
         )
         yield self._columns
-        yield Footer(compact=True, show_command_palette=False)
+        yield self._keys
 
     def on_mount(self) -> None:
         files = self.query_one("#files", OptionList)
@@ -88,6 +94,9 @@ class DiffScreen(ModalScreen[None]):
         else:
             self._columns.show(Comparison(path="", note="no file differs"))
         self._show_heading()
+
+    def on_resize(self) -> None:
+        self._keys.show(KEYS)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         event.stop()

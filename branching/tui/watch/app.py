@@ -32,8 +32,9 @@ from branching.tui.dialogs import Line, Question
 from branching.tui.diff.diff_screen import DiffScreen, DiffSource
 from branching.tui.diff.diff_sources import pair
 from branching.tui.formatting import failure, letter, plain
+from branching.tui.key_bar import KeyBar
 from branching.tui.terminal import TerminalDriver, leave_on_signals
-from branching.tui.watch.widgets import BranchTable, Facts, FileList, KeyBar, Printed
+from branching.tui.watch.widgets import BranchTable, Facts, FileList, Printed
 from branching.tui.watch.workspace_monitor import BranchView, Output, Snapshot, WorkspaceMonitor
 
 SHORT_LINES = 16

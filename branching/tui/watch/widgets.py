@@ -1,5 +1,5 @@
 """The panels of `branching watch`: the table of branches, what is known of the chosen one, what it
-prints, which files it changed, and the keys.
+prints, and which files it changed.
 
 Each draws what it is given, and only that.
 """
@@ -60,29 +60,6 @@ class BranchTable(OptionList):
                 )
             if views:
                 self.highlighted = self.get_option_index(views[chosen].name)
-
-
-class KeyBar(Static):
-    """The keys that apply now, as many as there is room for; those for help and leaving first."""
-
-    DEFAULT_CSS = "KeyBar { height: 1; text-wrap: nowrap; }"
-
-    def show(self, keys: Sequence[tuple[str, str]]) -> None:
-        """Draws them."""
-        self.update(keys_text(keys, self.size.width or 80))
-
-
-def keys_text(keys: Sequence[tuple[str, str]], width: int) -> Text:
-    """Returns the keys that fit whole into a width."""
-    text = Text(no_wrap=True)
-    for key, meaning in keys:
-        gap = "  " if len(text) else ""
-        if len(text) + len(gap) + len(key) + 1 + len(meaning) > width:
-            continue
-        text.append(gap)
-        text.append(key, "bold")
-        text.append(f" {meaning}")
-    return text
 
 
 class Facts(Static):

@@ -22,7 +22,7 @@ async def test_the_picker_has_a_row_per_branch_with_model_and_budget_and_an_aggr
 ) -> None:
     await enter(pilot, "/fork-branches 2")
     await enter(pilot, "/fork")
-    await until_shown(pilot, "Fork: label", "1  label", "2  label", "all together")
+    await until_shown(pilot, "Fork: label", "1  label      instruction", "2  label", "all together")
     await pilot.press("enter")
     await until_shown(pilot, "no branch has a label")
 
@@ -32,7 +32,7 @@ async def test_the_picker_has_a_row_per_branch_with_model_and_budget_and_an_aggr
 
     await fill("label", "one")
     await until_shown(pilot, "'one' needs a label and an instruction")
-    pilot.app.screen.query_one("#told-1", Input).value = "wait"
+    pilot.app.screen.query_one("#instruction-1", Input).value = "wait"
     await fill("model", "nobody")
     await until_shown(pilot, "names no provider")
     pilot.app.screen.query_one("#usd-1", Input).value = "0.5"

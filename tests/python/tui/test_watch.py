@@ -226,6 +226,17 @@ def test_side_by_side_with_the_parent_and_with_a_marked_branch(
     piloted(app, act)
 
 
+def test_the_keys_of_a_diff_have_room_in_40_columns(space: Workspace, app: Watch) -> None:
+    kept(space, "one", {"a": "x\n"})
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "○ open")
+        await pilot.press("d")
+        await until_shown(pilot, "main │ one", "esc back  n p hunks  ← → files")
+
+    piloted(app, act, size=(40, 10))
+
+
 def test_code_side_by_side_has_the_colours_of_its_language(
     real: Mounted, space: Workspace, app: Watch
 ) -> None:

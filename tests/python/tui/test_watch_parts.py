@@ -15,7 +15,7 @@ from branching.tui.chat.app import Tab, chips_text
 from branching.tui.diff.diff_view import row_text
 from branching.tui.diff.line_diff import LINES_MAX, compare
 from branching.tui.diff.syntax import syntax_colours
-from branching.tui.formatting import coloured, duration, filled, money, plain, shortened
+from branching.tui.formatting import coloured, duration, filled, money, plain, shortened, turns_text
 from branching.tui.watch import workspace_monitor
 from branching.tui.watch.workspace_monitor import OUTPUT_BYTES_MAX, OUTPUT_LINES_MAX, Tail
 
@@ -243,6 +243,10 @@ def test_the_chosen_chip_is_always_in_sight() -> None:
     for chosen in range(20):
         text = chips_text(tabs, chosen, 40).plain
         assert f" branch-{chosen} " in text[:40], chosen
+
+
+def test_turns_are_counted() -> None:
+    assert [turns_text(count) for count in (0, 1, 2)] == ["0 turns", "1 turn", "2 turns"]
 
 
 def test_limits_have_the_sizes_that_the_documents_say() -> None:
