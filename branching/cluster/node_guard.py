@@ -24,7 +24,7 @@ from branching.cluster.detached_process import start_detached
 if TYPE_CHECKING:
     from branching.cluster.base_cache import BaseCache
 
-IDLE_SECONDS = 3.0
+IDLE_SECONDS = 1.0
 """How long a mount stays without an attempt. Mounting takes as long as a short attempt."""
 _POLL_SECONDS = 0.25
 
