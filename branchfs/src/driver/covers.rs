@@ -1,13 +1,13 @@
 //! Keeps files of a branch from being opened for writing while a commit or a fork waits for those that are open.
 //!
-//! The kernel makes an overlayfs read-only only in an instant in which no file of it is open for writing. It has nothing
-//! that first keeps others from opening files and then waits: overlayfs cannot be frozen (`FIFREEZE`). Read-only mounts do
-//! that here, from which an open for writing fails before it counts as a writer:
+//! The kernel makes an overlayfs read-only only while no file of it is open for writing. It has no call that first refuses
+//! new opens and then waits, because overlayfs cannot be frozen (`FIFREEZE`). Here read-only mounts refuse new opens: an
+//! open for writing through them fails before it counts as a writer.
 //!
 //! - One over the branch, for all that find it by its path.
 //! - One over each file that is written, for processes that have their working directory, or another open directory, in the
-//!   branch. Which files these are is searched for again and again: each search finds some of those that are opened and
-//!   closed all the time, and whoever opens the same names again and again is stopped in the end.
+//!   branch. The search for these files is repeated: each search finds some of the files that are opened and closed all
+//!   the time, so that a process that opens the same names repeatedly is stopped in the end.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Directory listings.
 //!
 //! The kernel opens and closes directories without a request and caches every listing that was read to its end. A
-//! branch changes only through the kernel; other changes of it invalidate the cache ([`super::invalidation`]). Other
+//! branch changes only through the kernel; other changes of it invalidate the cache ([`branchfs_core::mount`]). Other
 //! programs may change main's directories at any time, so the kernel caches none of those.
 
 use std::ffi::OsStr;

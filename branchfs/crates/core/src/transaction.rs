@@ -1,7 +1,7 @@
 //! Committing a branch to the base: all of it or nothing, whatever happens in between.
 //!
 //! A plan is a list of [`Step`]s, each atomic, idempotent and reversible, naming the inodes it expects. It is worked out
-//! by reading alone ([`plan`]), then written to the journal: from that moment the commit rolls forward, after a crash
+//! by reading alone ([`plan()`]), then written to the journal: from that moment the commit rolls forward, after a crash
 //! too ([`recover`]). A step that fails makes the commit roll back the same way. Nothing is copied: new objects are
 //! renamed in, whole directories at once; replaced ones are exchanged, so that what was there lands in the layer; deleted
 //! ones are renamed out.

@@ -37,7 +37,7 @@ enum Change {
     SetMode(String, u32),
 }
 
-/// What somebody does, as a list of changes; those that are not possible are left out.
+/// A random list of changes. Changes that are not possible are skipped.
 type Action = Vec<Change>;
 
 const NAMES: [&str; 4] = ["a", "b", "d", "e"];
@@ -150,7 +150,7 @@ fn apply_to_view(view: &mut View, change: &Change) {
     }
 }
 
-/// The changes that an action comes to in a directory, made there. A directory that is removed is emptied first.
+/// Carries out an action in a directory and returns its changes. A directory is emptied before it is removed.
 fn perform(root: &Path, action: &Action) -> Vec<Change> {
     let mut made = Vec::new();
     for change in action {

@@ -1,7 +1,7 @@
 //! Undo and redo: plans the steps of a transaction in reverse, each compared with the present base.
 //!
 //! An object that the transaction put into the base must be unchanged: the same inode, and no ctime after the end of the
-//! transaction, except for our own changes since ([`super::traces`]). Directories that it added are compared recursively.
+//! transaction, except for our own changes since ([`super::own_changes`]). Directories that it added are compared recursively.
 //! The name of a removed object must be free. Each difference is drift. A forced plan moves externally changed objects
 //! aside with the new transaction.
 //!

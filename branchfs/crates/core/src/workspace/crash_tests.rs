@@ -1,6 +1,6 @@
-//! What a loss of power leaves of a mount, a create and an abort: files that were not synced are cut off, or zeros, or
-//! not there; what was done in several steps is half done. The store can be mounted each time, what was synced is there,
-//! and of the rest nothing is thrown away that somebody wrote.
+//! Power loss during a mount, a create and an abort: files that were not synced are truncated, zeroed or missing, and
+//! operations of several steps are half done. Each time the store can be mounted, everything synced is there, and no
+//! file that a user wrote is deleted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -73,7 +73,7 @@ impl Store {
         (id("synced"), id("fresh"))
     }
 
-    /// Mounts twice, and looks at what is there.
+    /// Mounts twice, and checks the content.
     fn check(&self, (synced, fresh): (u64, u64), is_written: bool, when: &str) {
         for turn in ["first", "second"] {
             let workspace = self.open();

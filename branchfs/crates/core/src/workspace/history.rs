@@ -64,8 +64,9 @@ impl Workspace {
     /// Undoes the last commit to main, or redoes the last undone one, if it is `commit` or `commit` is `None`.
     ///
     /// # Errors
-    /// `NothingKept`; `NotNext` if it is not `commit`; `Frozen` while main has live children (`force` makes them stale); `Conflict` if the committed paths
-    /// were changed since (`force` moves the changed objects aside); `Io`. Main is unchanged then.
+    /// `NothingKept`; `NotNext` if it is not `commit`; `Frozen` while main has live children (`force` makes them stale);
+    /// `Conflict` if the committed paths were changed since (`force` moves the changed objects aside); `Io`. Main is
+    /// unchanged then.
     pub fn revert(
         &self,
         towards: UndoDirection,
