@@ -1,4 +1,4 @@
-//! A branch as an OCI layer: a tar archive of what it changes, written ([`export`]) and read ([`import`]).
+//! A branch as an OCI layer: a tar archive of what it changes, written ([`export()`]) and read ([`unpack()`]).
 //!
 //! | in the archive | meaning |
 //! |---|---|

@@ -3,7 +3,7 @@
 //! Two steps. The *walk* ([`walk`]) goes through the branch's own layers alone and pairs every object it finds with what
 //! the parent has in its place: [`Pair`]s, by reading names and attributes. The *comparison* ([`compare`]) looks at the
 //! pairs, reads content where attributes do not tell, finds renames, and drops what is the same after all.
-//! [`patch`] and [`crate::export`] write the pairs out.
+//! [`patch`] and [`crate::archive::export()`] write the pairs out.
 //!
 //! Cost: the walk costs the changed names; the comparison reads a file only where both sides have it, or have one of the
 //! same size elsewhere.

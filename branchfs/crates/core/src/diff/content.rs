@@ -4,7 +4,7 @@
 //! to, or dropped. So every object that is opened must be the inode that was walked over.
 //!
 //! A reader works with directory descriptors of its own: those of the layers were opened with the daemon's rights, and
-//! a reader may have fewer ([`crate::peer`]).
+//! a reader may have fewer ([`crate::credentials`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;

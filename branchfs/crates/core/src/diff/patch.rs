@@ -3,7 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`quote`] | names as git writes them |
-//! | [`lines`] | hunks of text |
+//! | [`hunks`] | hunks of text |
 //! | [`binary`] | `GIT binary patch`, in both directions, so that a patch can be reverted |
 //!
 //! A renamed directory is a rename of each file in it (the walk lists them: [`super::RenamedDirs::Expand`]). Changes that git

@@ -239,7 +239,7 @@ fn kill_privileges(tree: &RootedDir, path: &std::path::Path, set_id: bool) -> Re
     }
 }
 
-/// As [`View::kill_privileges`], for an open file. Returns whether its mode changed, which the kernel does not expect
+/// As [`kill_privileges`], for an open file. Returns whether its mode changed, which the kernel does not expect
 /// of a write.
 pub fn kill_privileges_of(file: impl AsFd, set_id: bool) -> Result<bool> {
     let file = file.as_fd();

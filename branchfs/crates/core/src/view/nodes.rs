@@ -7,8 +7,8 @@
 //!
 //! The kernel has one page cache for each node, which every open descriptor and mapping fills. So a file's node never
 //! changes from one object to another with different content: where a name comes to mean another object, it gets a new
-//! node ([`Nodes::supersede`]). The old node stays with the descriptors that have it open, and with the old object.
-//! Copy-up keeps the node, because the copy has the same content.
+//! node ([`super::View::supersede_names`]). The old node stays with the descriptors that have it open, and with the old
+//! object. Copy-up keeps the node, because the copy has the same content.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};

@@ -36,7 +36,7 @@ const PRUNED: &str = "pruned";
 /// Journal and history of main.
 pub(super) struct TransactionEngine {
     /// Held through each transaction. The background thread takes it, too, to delete objects that are shared with the
-    /// base ([`super::own_changes`]).
+    /// base ([`super::ctime_log`]).
     transaction_lock: Arc<Mutex<()>>,
     /// A transaction that was applied and is not complete; locked with `transaction_lock` held.
     pending: Mutex<Option<LoggedTransaction>>,
