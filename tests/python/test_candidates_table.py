@@ -92,7 +92,7 @@ def test_on_a_narrow_one_the_last_line_is_still_there() -> None:
     ],
     ids=["commands", "lines", "progress bar", "direction", "long"],
 )
-def test_what_a_candidate_prints_does_not_command_the_terminal(text: str, shown: str) -> None:
+def test_output_of_a_candidate_does_not_control_the_terminal(text: str, shown: str) -> None:
     board = ProgressTable(["x"])
     board.on_event(event("output", text=text))
     [_, row] = plain(board, 120)

@@ -98,7 +98,7 @@ def test_the_page_of_one_branch_and_of_an_earlier_call_can_be_had(real: Mounted)
     assert "No patch was saved." in only.texts["section"][0]
 
 
-def test_what_candidates_wrote_is_text_and_never_markup(real: Mounted) -> None:
+def test_output_of_candidates_is_never_markup(real: Mounted) -> None:
     script = "<script>alert(1)</script>"
     command = f"printf '\\033[31m{script}\\033[0m\\a\\n' | tee '<b>&name'; exit 1"
     branching(real.root, "speculate", "-q", "-c", command)

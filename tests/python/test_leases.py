@@ -80,7 +80,7 @@ def names(project: Path) -> tuple[list[str], str]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_what_a_killed_program_left_is_dropped_and_said_once(
+def test_branches_of_a_killed_program_are_dropped_and_reported_once(
     project: Path, program: str, number: signal.Signals
 ) -> None:
     killed(project, PROGRAMS[program], number)

@@ -17,7 +17,7 @@ from branching.cli.app import app
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_manual_is_what_help_says() -> None:
+def test_the_manual_matches_help() -> None:
     done = subprocess.run(
         [sys.executable, REPOSITORY / "scripts" / "manual.py", "--check"],
         capture_output=True,

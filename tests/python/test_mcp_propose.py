@@ -86,7 +86,7 @@ async def test_an_agent_that_proposes_cannot_commit(real_workspace: Workspace, m
     assert (base / "idea.txt").exists()
 
 
-async def test_what_was_proposed_outlives_a_server_that_is_killed(
+async def test_proposed_branches_survive_a_killed_server(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = place / "project"

@@ -378,7 +378,7 @@ class TestCommand:
         assert branching(base, "run", "--", "sh", "-c", "echo why; exit 3").code == 3
         assert not (base / ".branching").exists()
 
-    def test_what_candidates_printed_outlives_their_failure(self, base: Path) -> None:
+    def test_output_of_failed_candidates_is_kept(self, base: Path) -> None:
         for _ in range(2):
             assert branching(base, "speculate", "-c", "echo why; exit 3").code == 1
         first, second = branching(base, "log", "--json").document["candidates"]

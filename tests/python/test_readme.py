@@ -60,7 +60,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.contract("7.11")
 @pytest.mark.parametrize("document", ["README.md", "docs/environment.md", "docs/uninstall.md"])
-def test_the_shown_output_is_what_the_commands_print(document: str, place: Path) -> None:
+def test_the_shown_output_matches_the_commands(document: str, place: Path) -> None:
     directory = place / "race"
     shutil.copytree(EXAMPLE, directory)
     assert steps(document)

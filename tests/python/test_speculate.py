@@ -101,7 +101,7 @@ def test_the_timeout_ends_the_call(workspace: Workspace) -> None:
     assert "0.3 s" in str(outcome.all_results[0].exception)
 
 
-def test_what_has_succeeded_before_the_timeout_counts(workspace: Workspace) -> None:
+def test_a_success_before_the_timeout_counts(workspace: Workspace) -> None:
     outcome = Speculate([writes("0", after=60), writes("1")], first_wins=False, timeout=1.5)(
         workspace
     )

@@ -338,7 +338,7 @@ def test_a_step_has_the_results_of_its_tools() -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "plain"])
-def test_what_is_appended_to_the_history_reaches_the_model_once(is_async: bool) -> None:
+def test_appended_messages_reach_the_model_once(is_async: bool) -> None:
     def append(self: Module) -> None:
         if len(self.history) == 3:
             self.history.append("be brief")

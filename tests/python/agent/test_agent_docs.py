@@ -60,7 +60,7 @@ def follow(document: Path, project: Path) -> None:
 
 
 @pytest.mark.timeout(6 * SECONDS_MAX)
-def test_the_quickstart_does_what_it_says(project: Path) -> None:
+def test_the_quickstart_works(project: Path) -> None:
     """Each block changes the directory in which it is followed."""
     follow(DOCUMENTS[0], project)
     assert (project / "greeting").read_text() == "hello\n"

@@ -285,7 +285,7 @@ class TestLedger:
         assert len(refused) == 7
         assert {error.scope for error in refused} == {"aggregate"}
 
-    def test_what_was_released_can_be_spent_by_another(self) -> None:
+    def test_a_released_reservation_can_be_spent_by_another(self) -> None:
         ledger = Ledger(Budget(usd=1.0))
         ledger.open("a", Budget())
         ledger.open("b", Budget())

@@ -105,7 +105,7 @@ def test_select_takes_globs_as_run_does(root: Path, select: str, merged: list[st
     assert made == merged
 
 
-def test_what_was_not_selected_is_in_the_patch_of_the_winner(root: Path) -> None:
+def test_unselected_changes_are_in_the_winners_patch(root: Path) -> None:
     script = "echo a >a.md; echo rest >rest; mkdir d; echo deep >d/rest"
     done = called(root, "fork", "-c", script, "--select", "*.md")
     assert "not selected: d d/rest rest" in done.out.splitlines()

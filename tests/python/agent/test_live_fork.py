@@ -416,7 +416,7 @@ def test_an_agent_forks_inspects_and_picks(real_workspace: Workspace) -> None:
     assert "[exit 0]" in returned(result.all_messages(), "shell")[-1]
 
 
-def test_what_the_winner_used_is_the_parents() -> None:
+def test_the_usage_of_the_winner_counts_for_the_parent() -> None:
     def model(messages: list[ModelMessage]) -> ModelResponse:
         return say("word " * 1000) if prompts(messages)[-1] == "talk" else director(messages)
 

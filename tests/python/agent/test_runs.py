@@ -410,7 +410,7 @@ def test_a_finished_branch_continues_with_its_whole_history(real_workspace: Work
     assert (real_workspace.path / "a").read_text() == "1\n"
 
 
-def test_what_a_branch_left_running_is_dead_before_its_files_are_merged(
+def test_background_processes_are_dead_before_files_are_merged(
     real_workspace: Workspace,
 ) -> None:
     """A process that writes for ever would otherwise change the files under the merge."""

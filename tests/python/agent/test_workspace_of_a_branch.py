@@ -135,7 +135,7 @@ async def test_files_and_commands_see_the_workspaces_own_path_and_nothing_else(
 
 
 @pytest.mark.anyio
-async def test_what_a_command_leaves_running_dies_with_the_sandbox(opened: Opened) -> None:
+async def test_background_processes_die_with_the_sandbox(opened: Opened) -> None:
     backend = opened.backend()
     started = await backend.run("setsid sleep 3600 & echo started", shell=True)
     assert started.stdout == "started\n"

@@ -46,7 +46,7 @@ async def test_a_failed_run_says_why_and_the_conversation_stays(
 
 
 @in_chat
-async def test_what_agents_say_cannot_touch_the_screen(
+async def test_messages_of_agents_cannot_control_the_screen(
     harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     await enter(pilot, "say \x1b[2J\x1b]0;t\x07 this")
@@ -71,7 +71,7 @@ def test_to_quit_with_an_open_fork_asks_and_leaves_nothing(harness: ChatHarness)
 
 
 @in_chat
-async def test_what_is_typed_at_once_is_read_in_order(
+async def test_keys_typed_together_are_read_in_order(
     harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     """Keys come faster than they are drawn: Enter ends the line that was there when it came."""

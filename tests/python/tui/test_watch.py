@@ -324,9 +324,7 @@ def left_behind(space: Workspace, *names: str) -> None:
     assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
 
 
-def test_what_candidates_print_and_call_their_files_cannot_touch_the_screen(
-    real: Mounted, app: Watch
-) -> None:
+def test_output_and_file_names_cannot_control_the_screen(real: Mounted, app: Watch) -> None:
     evil = r"\033[2J\033]0;title\007\033[31mred\033[0m \033[10;10Hhere\rlast"
     call = race(real.root, f"printf '{evil}\\n'; touch \"$(printf 'a\\033[2Jb')\"; {WAITS}")
 
