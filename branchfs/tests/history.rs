@@ -243,6 +243,28 @@ fn an_undo_can_be_looked_at_first() {
 }
 
 #[test]
+fn an_undo_lists_both_paths_of_a_directory_that_was_renamed_over_another_object() {
+    let mount = Mount::over(fill);
+    let lines = |said: std::process::Output| String::from_utf8(said.stdout).unwrap();
+    for (work, committed, undone) in [
+        ("mkdir empty", "added     empty\n", ""),
+        ("mv -T moved empty", "modified  empty\n", "added     empty\nrenamed   moved\n"),
+        ("rm file; mv empty file", "type      file\n", "renamed   empty\nadded     file\n"),
+    ] {
+        shell(&mount.create("work"), work);
+        assert_eq!(lines(mount.run(&["commit", "work"], &[])), committed, "{work}");
+        if !undone.is_empty() {
+            for round in 0..2 {
+                let said = lines(mount.run(&["undo"], &[]));
+                assert_eq!(said, undone, "{work}, round {round}");
+                let said = lines(mount.run(&["redo"], &[]));
+                assert_eq!(said, committed, "{work}, round {round}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_history_keeps_what_it_is_told_to() {
     let mount = Mount::with(&["--history", "2"], |_| ());
     for name in ["one", "two", "three"] {

@@ -464,6 +464,66 @@ fn an_undo_and_a_redo_are_commits_to_those_who_live_on() {
     assert!(said.lines().any(|line| line.trim() == "file"), "{said}");
 }
 
+/// The undo moves a directory back, and brings back the empty one that it had replaced.
+#[test]
+fn an_undo_of_a_rename_over_a_directory_conflicts_with_work_in_it_and_is_no_drift() {
+    const WORK: [&str; 4] = [
+        "echo more >>kept/empty/inner/file",
+        "echo new >kept/empty/new",
+        "mv kept/empty/other other",
+        "mkdir moved; echo new >moved/new",
+    ];
+    for policy in ["snapshot", "serializable"] {
+        let filled = |base: &Path| {
+            fill(base);
+            shell(base, "mkdir kept/empty");
+        };
+        for (work, is_before_undo) in
+            WORK.iter().flat_map(|work| [true, false].map(|is_before| (work, is_before)))
+        {
+            let mount = Mount::with(&["--policy", policy], filled);
+            shell(&mount.create("one"), "mv -T moved kept/empty");
+            mount.commit("one");
+            let branch = mount.create("branch");
+            if is_before_undo {
+                shell(&branch, work);
+            }
+            succeed(&mount.run(&["undo"], &[]));
+            if !is_before_undo {
+                shell(&branch, work);
+            }
+            let when = format!("{policy}, {work}, before the undo: {is_before_undo}");
+            let before = snapshot(&mount.base());
+            let said = refusal(&mount.run(&["commit", "branch"], &[]));
+            assert!(
+                said.contains("another commit since the fork changed the same paths"),
+                "{when}: {said}"
+            );
+            let path = if work.contains("mkdir") { "moved" } else { "kept/empty" };
+            assert!(said.lines().any(|line| line.trim() == path), "{when}: {said}");
+            assert_same(&snapshot(&mount.base()), &before, &when);
+        }
+        // The redo does the same again, and others' edits of the base still count.
+        let mount = Mount::with(&["--policy", policy], filled);
+        let late = mount.create("late");
+        shell(&late, "echo new >kept/empty/new");
+        let edited = mount.create("edited");
+        shell(&edited, "echo branch >apart/mine");
+        shell(&mount.create("one"), "mv -T moved kept/empty");
+        mount.commit("one");
+        succeed(&mount.run(&["undo"], &[]));
+        succeed(&mount.run(&["redo"], &[]));
+        let said = refusal(&mount.run(&["commit", "late"], &[]));
+        assert!(
+            said.contains("another commit since the fork changed the same paths"),
+            "{policy}, redone: {said}"
+        );
+        shell(&mount.base(), "echo edited >apart/mine");
+        let said = refusal(&mount.run(&["commit", "edited"], &[]));
+        assert!(said.contains("the base was changed directly"), "{policy}: {said}");
+    }
+}
+
 #[test]
 fn a_snapshot_of_a_removed_directory_has_no_acl_that_the_directory_did_not_have() {
     let mount = Mount::with(&["--policy", "snapshot"], |base| {

@@ -56,9 +56,8 @@ pub(super) fn one_change_a_path(changes: Vec<Change>) -> Vec<Change> {
             Some(known)
                 if known.change == ChangeKind::Deleted || change.change == ChangeKind::Deleted =>
             {
+                let is_same_kind = known.kind == change.kind;
                 let new = if change.change == ChangeKind::Deleted { known.clone() } else { change };
-                let is_same_kind =
-                    by_path.get(&new.path).is_some_and(|known| known.kind == new.kind);
                 Change {
                     change: if is_same_kind { ChangeKind::Modified } else { ChangeKind::Type },
                     ..new

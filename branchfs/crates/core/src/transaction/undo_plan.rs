@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, Statx};
 
-use super::change::Change;
+use super::change::{Change, one_change_a_path};
 use super::journal::LoggedTransaction;
 use super::own_changes::OwnCtimeChanges;
 use super::path_map::PathMap;
@@ -58,33 +58,15 @@ pub(crate) fn plan_undo(
     for step in last {
         planner.take_back_metadata(step)?;
     }
-    let mut plan = planner.plan;
-    plan.changes = reversal.past.changes.iter().map(reversed).collect();
-    plan.changes.sort();
-    Ok(plan)
+    let changes = reversal.past.changes.iter().map(|change| planner.reversed(change));
+    let changes = changes.collect::<Result<Vec<_>, _>>()?.concat();
+    Ok(Plan { changes: one_change_a_path(changes), ..planner.plan })
 }
 
 fn moved_out(step: &Step) -> Option<&Location> {
     match step {
         Step::Rename { from: Location::Base(_), to: to @ Location::Store(_), .. } => Some(to),
         _ => None,
-    }
-}
-
-fn reversed(change: &Change) -> Change {
-    let back = |path: &Path, kind| Change {
-        path: path.to_path_buf(),
-        change: kind,
-        from: None,
-        kind: change.kind,
-    };
-    match (change.change, &change.from) {
-        (ChangeKind::Added, _) => back(&change.path, ChangeKind::Deleted),
-        (ChangeKind::Deleted, _) => back(&change.path, ChangeKind::Added),
-        (ChangeKind::Renamed, Some(from)) => {
-            Change { from: Some(change.path.clone()), ..back(from, ChangeKind::Renamed) }
-        }
-        (kind, _) => back(&change.path, kind),
     }
 }
 
@@ -99,6 +81,37 @@ struct UndoPlanner<'a> {
 }
 
 impl UndoPlanner<'_> {
+    /// The changes that take a change back. All steps must be planned. A directory that was renamed over another object
+    /// goes back to its earlier path, and the object returns.
+    fn reversed(&self, change: &Change) -> Result<Vec<Change>, Error> {
+        let back = |path: &Path, kind| Change {
+            path: path.to_path_buf(),
+            change: kind,
+            from: None,
+            kind: change.kind,
+        };
+        let Some(from) = &change.from else {
+            return Ok(vec![back(
+                &change.path,
+                match change.change {
+                    ChangeKind::Added => ChangeKind::Deleted,
+                    ChangeKind::Deleted => ChangeKind::Added,
+                    kind => kind,
+                },
+            )]);
+        };
+        let mut changes = Vec::new();
+        if change.change != ChangeKind::Renamed {
+            if let Some((_, stat)) = self.now(&Location::Base(change.path.clone()))? {
+                let kind = kind_of(&stat).into();
+                changes.push(Change { kind, ..back(&change.path, ChangeKind::Added) });
+            }
+        }
+        let from_here = Some(change.path.clone());
+        changes.push(Change { from: from_here, ..back(from, ChangeKind::Renamed) });
+        Ok(changes)
+    }
+
     fn rollback_all(&mut self, step: &Step) -> Result<(), Error> {
         match step {
             Step::Rename { from, to, ino, directory } => {

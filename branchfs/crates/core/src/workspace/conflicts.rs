@@ -21,6 +21,10 @@ struct PathEffect {
     on_directory: bool,
 }
 
+impl PathEffect {
+    const REMOVED: Self = Self { on_names: true, on_tree: true, on_directory: false };
+}
+
 /// The changes committed since a branch was forked.
 #[derive(Debug, Default)]
 pub(super) struct CommittedChanges {
@@ -32,9 +36,9 @@ impl CommittedChanges {
         for change in changes {
             let is_directory = change.kind == ObjectKind::Directory;
             let on_directory = change.change == ChangeKind::Added && is_directory;
-            self.put(&change.path, PathEffect { on_directory, ..effect_of(change.change) });
+            self.put(&change.path, PathEffect { on_directory, ..effect_of(change) });
             if let Some(from) = &change.from {
-                self.put(from, effect_of(ChangeKind::Renamed));
+                self.put(from, PathEffect::REMOVED);
             }
         }
     }
@@ -65,7 +69,7 @@ impl CommittedChanges {
     ) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
         for change in changes {
-            self.collect_conflicts(&change.path, effect_of(change.change).on_tree, &mut found);
+            self.collect_conflicts(&change.path, effect_of(change).on_tree, &mut found);
             if let Some(from) = &change.from {
                 self.collect_conflicts(from, true, &mut found);
             }
@@ -130,13 +134,15 @@ impl CommittedChanges {
     }
 }
 
-fn effect_of(change: ChangeKind) -> PathEffect {
-    match change {
+fn effect_of(change: &Change) -> PathEffect {
+    match change.change {
         ChangeKind::Added => PathEffect { on_names: true, ..PathEffect::default() },
-        ChangeKind::Deleted | ChangeKind::Renamed | ChangeKind::Type => {
-            PathEffect { on_names: true, on_tree: true, ..PathEffect::default() }
+        ChangeKind::Deleted | ChangeKind::Renamed | ChangeKind::Type => PathEffect::REMOVED,
+        // A modified directory was replaced by another one. New attributes are `Metadata`.
+        ChangeKind::Modified => {
+            PathEffect { on_tree: change.kind == ObjectKind::Directory, ..PathEffect::default() }
         }
-        ChangeKind::Modified | ChangeKind::Metadata => PathEffect::default(),
+        ChangeKind::Metadata => PathEffect::default(),
     }
 }
 
@@ -173,6 +179,18 @@ mod tests {
             let found = committed(std::slice::from_ref(&their))
                 .conflicts_with(std::slice::from_ref(&our), &BTreeSet::new());
             assert_eq!(names(&found), wanted, "{their:?} and {our:?}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_replaces_another_is_a_write_of_all_below_it() {
+        use ChangeKind::{Added, Modified};
+        let replaced = Change { kind: ObjectKind::Directory, ..change("d", Modified) };
+        let added = change("d/new", Added);
+        for (one, other) in [(&replaced, &added), (&added, &replaced)] {
+            let found = committed(std::slice::from_ref(one))
+                .conflicts_with(std::slice::from_ref(other), &BTreeSet::new());
+            assert_eq!(names(&found), [one.path.to_str().unwrap()], "{one:?} and {other:?}");
         }
     }
 
