@@ -621,7 +621,7 @@ fn check_count(verb: Verb, found: usize) {
         Verb::NestedCommit => (213, 213, 260),
         Verb::Undo => (200, 201, 200),
         Verb::Redo => (230, 231, 230),
-        Verb::Rebase => (257, 478, 590),
+        Verb::Rebase => (257, 478, 748),
         // One write to the branch log. The overlay driver also creates and mounts the layer.
         Verb::Create => (1, 1, 64),
         // The layer is removed in the background, after the answer.

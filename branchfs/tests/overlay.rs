@@ -43,6 +43,7 @@ mod common {
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -757,6 +758,82 @@ fn a_branch_whose_files_are_open_takes_a_nested_commit_and_keeps_the_rest_of_a_p
     assert_same(&snapshot_by_names(&branch), &wanted, "in the branch that keeps the rest");
     mount.commit("branch");
     assert_same(&snapshot_by_names(&mount.base()), &wanted, "in the base");
+}
+
+/// A branch `late` that another commit made stale. A file of it has a name outside of the base: to find its names in the
+/// branch, the kernel must have the branch mounted.
+fn stale_with_a_name_outside() -> Mount {
+    let mount = Mount::over(|base| {
+        shell(base, "mkdir d; echo 1 > f; echo 2 > g; ln f ../outside; ln g d/g");
+    });
+    shell(&mount.create("late"), "echo more >> f; echo more >> d/g; echo new > new; mv d e");
+    mount
+}
+
+fn make_stale(mount: &Mount, work: &str) {
+    shell(&mount.create("winner"), work);
+    mount.commit("winner");
+    assert_eq!(mount.ask("list")["branches"][0]["state"], "stale");
+}
+
+#[test]
+fn a_stale_branch_whose_files_are_open_is_rebased() {
+    let mount = stale_with_a_name_outside();
+    let late = mount.branch("late");
+    let mut reader = fs::File::open(late.join("f")).unwrap();
+    make_stale(&mount, "echo winner > w");
+    succeed(&mount.run(&["rebase", "late"], &[]));
+    let mut read = String::new();
+    reader.read_to_string(&mut read).unwrap();
+    assert_eq!(read, "1\nmore\n", "the open file");
+    shell(
+        &late,
+        "test \"$(cat w)\" = winner; test ! -e d; test \"$(cat e/g)\" = \"$(cat g)\"; echo 3 >> f",
+    );
+    let wanted = snapshot_by_names(&late);
+    mount.commit("late");
+    assert_same(&snapshot_by_names(&mount.base()), &wanted, "in the base");
+    let text = fs::read_to_string(mount.base().join("f")).unwrap();
+    assert_eq!(text, "1\nmore\n3\n");
+}
+
+#[test]
+fn a_refused_rebase_leaves_the_open_files_of_a_stale_branch_as_they_were() {
+    let mount = stale_with_a_name_outside();
+    let late = mount.branch("late");
+    let reader = fs::File::open(late.join("f")).unwrap();
+    make_stale(&mount, "echo winner >> f");
+    let said = refusal(&mount.run(&["rebase", "late"], &[]));
+    assert!(said.contains("its parent has changed at the same paths"), "{said}");
+    let opened = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let mut writer = fs::File::options().append(true).open(&opened).unwrap();
+    writer.write_all(b"through the open file\n").unwrap();
+    let said = refusal(&mount.run(&["rebase", "--force", "late"], &[]));
+    assert!(said.contains("open for writing") && said.contains("\n  f"), "{said}");
+    writer.write_all(b"and again\n").unwrap();
+    drop(writer);
+    assert_eq!(mount.ask("list")["branches"][0]["state"], "stale");
+    succeed(&mount.run(&["rebase", "--force", "late"], &[]));
+    fs::File::options().append(true).open(&opened).unwrap_err();
+    let text = "1\nmore\nthrough the open file\nand again\n";
+    assert_eq!(fs::read_to_string(late.join("f")).unwrap(), text);
+    mount.commit("late");
+    assert_eq!(fs::read_to_string(mount.base().join("f")).unwrap(), text);
+}
+
+/// The mount that is unmounted does not wait for it.
+#[test]
+fn a_stale_branch_whose_files_are_open_keeps_no_mount_from_being_unmounted() {
+    let mount = stale_with_a_name_outside();
+    let reader = fs::File::open(mount.branch("late").join("f")).unwrap();
+    make_stale(&mount, "echo winner > w");
+    mount.unmount();
+    drop(reader);
+    mount.mount();
+    succeed(&mount.run(&["rebase", "late"], &[]));
+    mount.commit("late");
+    let text = fs::read_to_string(mount.base().join("e/g")).unwrap();
+    assert_eq!(text, "2\nmore\n");
 }
 
 #[test]

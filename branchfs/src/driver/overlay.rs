@@ -66,12 +66,14 @@ const SEARCH_MAX: Duration = Duration::from_millis(500);
 /// How often a branch is normalised again because of renames meanwhile.
 const ROUNDS_MAX: usize = 5;
 
-/// A branch whose overlayfs is mounted below the mountpoint.
+/// A branch whose overlayfs is mounted below the mountpoint, or a stale one, whose overlayfs was.
 #[derive(Clone, Debug)]
 struct Presented {
     name: String,
     mount: Arc<KernelMount>,
     is_frozen: bool,
+    /// It is stale: its directory is unmounted.
+    is_hidden: bool,
 }
 
 /// The driver of one mount.
@@ -139,8 +141,7 @@ impl Overlay {
     fn freeze_patiently(
         &self,
         branch: BranchId,
-        name: &str,
-        mount: &KernelMount,
+        Presented { name, mount, is_hidden, .. }: &Presented,
         completion: NormaliseFor,
     ) -> Result<bool, Error> {
         let base = open_directory(&self.base)?;
@@ -158,7 +159,7 @@ impl Overlay {
                     if Instant::now() >= deadline {
                         return Ok(false);
                     }
-                    if start.elapsed() >= COVER_AFTER && covers.is_none() {
+                    if start.elapsed() >= COVER_AFTER && covers.is_none() && !is_hidden {
                         covers = Some(Covers::new(&self.directory(name))?);
                     }
                     let covers = covers.as_mut().filter(|_| start.elapsed() >= COVER_FILES_AFTER);
@@ -266,14 +267,15 @@ impl Driver for Overlay {
     }
 
     fn serves(&self, branch: BranchId) -> bool {
-        self.table().contains_key(&branch)
+        self.table().get(&branch).is_some_and(|presented| !presented.is_hidden)
     }
 
     fn attach(&self, branch: BranchId, name: &str) -> Result<(), Error> {
         let mount = Arc::new(self.make(branch, name)?);
         let directory = self.directory(name);
         mount.attach(&directory).at(&directory)?;
-        let presented = Presented { name: name.to_owned(), mount, is_frozen: false };
+        let name = name.to_owned();
+        let presented = Presented { name, mount, is_frozen: false, is_hidden: false };
         self.table().insert(branch, presented);
         Ok(())
     }
@@ -289,13 +291,13 @@ impl Driver for Overlay {
     }
 
     fn freeze(&self, branch: BranchId, completion: NormaliseFor) -> Result<(), Error> {
-        let Some(Presented { name, mount, is_frozen: false }) = self.presented(branch) else {
+        let Some(presented) = self.presented(branch).filter(|one| !one.is_frozen) else {
             return Ok(());
         };
         self.refuse_own_store(branch)?;
-        if !self.freeze_patiently(branch, &name, &mount, completion)? {
-            let (paths, users) = self.find_blocking(branch, &mount);
-            return Err(Error::Busy { name, paths, users });
+        if !self.freeze_patiently(branch, &presented, completion)? {
+            let (paths, users) = self.find_blocking(branch, &presented.mount);
+            return Err(Error::Busy { name: presented.name, paths, users });
         }
         self.set_frozen(branch, true);
         Ok(())
@@ -315,9 +317,19 @@ impl Driver for Overlay {
         table.iter().filter(|(_, presented)| presented.is_frozen).map(|(id, _)| *id).collect()
     }
 
+    fn hide(&self, branch: BranchId) {
+        let Some(presented) = self.presented(branch).filter(|one| !one.is_hidden) else { return };
+        self.uncover(&presented.name);
+        if let Some(presented) = self.table().get_mut(&branch) {
+            presented.is_hidden = true;
+        }
+    }
+
     fn detach(&self, branch: BranchId) {
         let Some(presented) = self.table().remove(&branch) else { return };
-        self.uncover(&presented.name);
+        if !presented.is_hidden {
+            self.uncover(&presented.name);
+        }
         // Closing the last descriptor ends the file system, which syncs: done in the background.
         let end = move || {
             lower_priority();
@@ -329,7 +341,8 @@ impl Driver for Overlay {
 
     fn release(&self, then: &dyn Fn() -> Result<(), Error>) -> Result<(), Error> {
         let _covers = self.covers.write().unwrap_or_else(PoisonError::into_inner);
-        let presented: Vec<Presented> = self.table().values().cloned().collect();
+        let presented: Vec<Presented> =
+            self.table().values().filter(|one| !one.is_hidden).cloned().collect();
         let mut uncovered = Vec::new();
         let mut uncover = || {
             for one in &presented {

@@ -306,7 +306,7 @@ impl BranchTable {
     pub(super) fn notify_stale(&self, branches: &Branches, stale: &[BranchId]) {
         for id in stale {
             let Some(branch) = branches.get(id) else { continue }; // aborted meanwhile
-            self.driver.current().detach(*id);
+            self.driver.current().hide(*id);
             if let Ok(mounted) = self.mount.mounted(branch.slot) {
                 self.invalidate_kernel_cache(mounted);
             }

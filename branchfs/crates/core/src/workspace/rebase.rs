@@ -86,12 +86,16 @@ impl Workspace {
     }
 }
 
-/// Normalises the layers: for a stale branch permanently, because no process can write there any more.
+/// Stops all writes in the branch, and normalises its layers. A stale branch of an earlier mount, which has no driver any
+/// more, is handed over to the FUSE view for that.
 fn prepare_rebase(workspace: &Workspace, branch: &Branch) -> Result<(), Error> {
+    let (driver, id) = (workspace.driver.current(), branch.record.id);
     if !branch.record.is_stale {
         workspace.table.refuse_open_files(branch)?;
-        workspace.driver.current().freeze(branch.record.id, NormaliseFor::Whole)?;
-    } else if workspace.store.is_written_by_overlayfs(branch)? {
+    }
+    driver.freeze(id, NormaliseFor::Whole)?;
+    let is_frozen = driver.frozen().contains(&id);
+    if branch.record.is_stale && !is_frozen && workspace.store.is_written_by_overlayfs(branch)? {
         hand_over_to_fuse(workspace, branch)?;
     }
     let mounted = workspace.table.mounted(branch)?;
@@ -191,7 +195,7 @@ fn replace_fork(
     left: &BTreeSet<PathBuf>,
     parent_freeze: Option<FreezeGuard>,
 ) -> Result<(), Error> {
-    if !branch.record.is_stale && workspace.store.is_written_by_overlayfs(branch)? {
+    if workspace.store.is_written_by_overlayfs(branch)? {
         hand_over_to_fuse(workspace, branch)?; // the kernel has the old fork mounted
     }
     if let Some(parent) = parent {
