@@ -349,12 +349,13 @@ class BranchContext:
         stack.callback(os.close, self._result_file)
         descriptors = self._descriptors(stack)
         options: dict[str, Any] = {}
+        passed = stack.enter_context(ExitStack())
         if callable(self._target):
             packed = function_pickle.pack(
                 self._target, sandbox.at, *self._arguments, passes_files=not self._close_fds
             )
             for file in packed.files:
-                stack.callback(os.close, file)
+                passed.callback(os.close, file)
             self._originals = packed.originals
             descriptors |= enumerate(packed.files, function_pickle.FIRST_FILE)
             number = max(descriptors) + 1
@@ -392,6 +393,7 @@ class BranchContext:
         self._pid = self._process.pid
         stack.callback(self._abandon)
         self._pipes.close_child_ends()
+        passed.close()  # so that the other ends of these pipes see the end of the process
 
     def _descriptors(self, stack: ExitStack) -> dict[int, int]:
         """Returns the standard streams of the process, by descriptor number."""

@@ -152,8 +152,9 @@ def test_a_sandbox_that_ends_by_itself_says_why(
 ) -> None:
     """For example where the owner of the files may not read the package."""
 
-    def server(*_: object) -> Callable[[Path], object]:
+    def server(*pipes: object) -> Callable[[Path], object]:
         def target(_: Path) -> None:
+            assert len(pipes) == 2  # they are passed on, as to the real server
             if how == "raises":
                 raise ModuleNotFoundError("No module named 'branching'")
             os.kill(os.getpid(), signal.SIGKILL)
