@@ -13,7 +13,7 @@ from branching.errors import BranchError, BranchStaleError
 from branching.fs import Change, Reversal, Workspace
 from branching.fs.branch_leases import release
 from branching.runlog.control_socket import is_alive, send_request
-from branching.runlog.patches import read_patch
+from branching.runlog.patches import patch_of, read_patch
 from branching.tui.diff.patch_sources import PatchSource
 from branching.tui.watch.workspace_monitor import BranchView
 
@@ -106,7 +106,12 @@ class BranchActions:
         return self._space.undo(force=force, dry_run=dry_run)
 
     def patch(self, view: BranchView) -> PatchSource:
-        """Returns what a branch changed which is gone. Raises BranchError if no patch is kept."""
+        """Returns what a branch changed which is gone or stale.
+
+        Raises BranchError if the branch is gone and no patch of it is kept.
+        """
+        if view.state == "stale":
+            return PatchSource(view.name, patch_of(self._space.reopen(view.name)))
         patch = None if self._logs is None else read_patch(self._logs, view.name)
         if patch is None:
             raise BranchError(f"branch {view.name!r} is gone, and no patch is kept of it")
@@ -114,7 +119,7 @@ class BranchActions:
 
     def changes(self, view: BranchView) -> list[Change]:
         """Lists what the branch changed, or what its kept patch changes."""
-        if view.has_patch:
+        if view.has_patch or view.state == "stale":
             return self.patch(view).changes()
         self._check_open(view)
         return self._space.reopen(view.name).diff(count_lines=True)

@@ -47,7 +47,7 @@ up, down, tab, 1-9   choose a branch
 o   show what it prints
 f   list the files it changed
 d   side by side: with its parent, or with the marked branch;
-    of a branch that is gone: its patch
+    of a branch that is gone or stale: its patch
 m   mark it, to compare others with it
 s   send a message to what runs in it (BRANCHING_STEER)
 p   pause what runs in it, and resume
@@ -353,7 +353,7 @@ class Watch(App[None]):
         other = self._snapshot.find(self._marked) if self._marked != view.name else None
         try:
             found: DiffSource
-            if view.has_patch:
+            if view.has_patch or view.state == "stale":  # a stale branch's files cannot be read
                 found = await self._reading.do(self._actions.patch, view)
             else:
                 found = await self._reading.do(pair, self._space, view, other)

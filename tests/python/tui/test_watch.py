@@ -237,6 +237,23 @@ def test_the_keys_of_a_diff_have_room_in_40_columns(space: Workspace, app: Watch
     piloted(app, act, size=(40, 10))
 
 
+def test_the_changes_of_a_stale_branch_are_those_of_its_patch(
+    real: Mounted, space: Workspace, app: Watch
+) -> None:
+    kept(space, "mine", {"a": "work\n"})
+    kept(space, "other", {"b": "x\n"})
+    space.reopen("other").commit()
+
+    async def act(pilot: Pilot[Any]) -> None:
+        await until_shown(pilot, "⊘ stale")
+        await pilot.press("1", "f")
+        await until_shown(pilot, "A a  +1 -0")
+        await pilot.press("d")
+        await until_shown(pilot, "before │ mine", "A a", "1 work")
+
+    piloted(app, act)
+
+
 def test_code_side_by_side_has_the_colours_of_its_language(
     real: Mounted, space: Workspace, app: Watch
 ) -> None:
