@@ -27,9 +27,9 @@ struct Arguments {
 enum PolicyArgument {
     /// The first child to commit wins, its siblings become stale
     FirstWinner,
-    /// Siblings live on; disjoint changes may all be committed
+    /// Siblings stay live; each can be committed if its changes do not conflict
     Snapshot,
-    /// As snapshot, and what was read must be unchanged
+    /// As snapshot, but a commit also conflicts if the branch read what others have changed since
     Serializable,
 }
 
@@ -57,10 +57,10 @@ enum Command {
         /// there may commit
         #[arg(long)]
         control_files: bool,
-        /// The published BranchFS's word for --store and --control-files
+        /// Accepted for the published BranchFS: --store and --control-files
         #[arg(long, value_name = "DIR", conflicts_with = "store")]
         storage: Option<PathBuf>,
-        /// What presents a branch as a directory
+        /// The driver that mounts a branch
         #[arg(long, value_enum, default_value = "auto", env = "BRANCHFS_DRIVER")]
         driver: DriverKind,
         /// What happens to the siblings of a committed branch
@@ -69,14 +69,15 @@ enum Command {
         /// How many commits can be undone at most; 0 keeps nothing
         #[arg(long, value_name = "N", default_value_t = branchfs::HISTORY_COMMITS_DEFAULT)]
         history: usize,
-        /// Answer every read and write here instead of letting the kernel do it (Linux 6.9, root)
+        /// Do not use FUSE passthrough: every read and write goes to the daemon. By default the kernel
+        /// serves them where it can (Linux 6.9, root)
         #[arg(long, env = "BRANCHFS_NO_PASSTHROUGH",
               value_parser = clap::builder::FalseyValueParser::new())]
         no_passthrough: bool,
-        /// The published BranchFS's word for what is the default here
+        /// Accepted for the published BranchFS; it is the default here
         #[arg(long, hide = true, conflicts_with = "no_passthrough")]
         passthrough: bool,
-        /// What the daemon writes to its log, `branchfs.log` in the store
+        /// The level of the daemon's log, `branchfs.log` in the store
         #[arg(
             long,
             value_enum,
@@ -88,12 +89,12 @@ enum Command {
         /// Stay in the foreground
         #[arg(long)]
         foreground: bool,
-        /// Where to mount: a directory outside of the base
+        /// Where to mount: a directory outside the base
         mountpoint: PathBuf,
     },
-    /// Unmount a workspace; returns when nothing of it is left but kept branches
+    /// Unmount a workspace and end its daemon; kept branches stay in the store
     Unmount {
-        /// Let it vanish at once although it is in use
+        /// Detach the mount at once, even if it is in use
         #[arg(long)]
         lazy: bool,
         #[command(flatten)]
@@ -126,8 +127,8 @@ enum Command {
         /// of them
         #[arg(long, conflicts_with = "force")]
         skip: bool,
-        /// Commit these paths alone; the branch stays open with the rest. As in .gitignore: a pattern
-        /// without a slash means a name anywhere, a directory all that is in it
+        /// Commit only these paths; the branch stays open with the rest. Patterns are as in .gitignore:
+        /// one without a slash matches the name anywhere, a directory matches all that is in it
         #[arg(long, value_name = "GLOB")]
         only: Vec<String>,
         /// Do not commit these paths; the branch stays open with them
@@ -136,14 +137,13 @@ enum Command {
         /// Drop the paths that --only, --exclude or --skip leave, and close the branch
         #[arg(long)]
         drop_rest: bool,
-        /// Show what would change, and change nothing
+        /// Show what would change, but change nothing
         #[arg(long)]
         dry_run: bool,
-        /// Fork the branch anew first if a sibling was committed before it; paths that both changed
-        /// are a conflict
+        /// Rebase the branch first if it is stale; paths that both sides changed are a conflict
         #[arg(long)]
         rebase: bool,
-        /// What happens to the siblings, if not what the mount says
+        /// What happens to the siblings [default: the policy of the mount]
         #[arg(long, value_enum)]
         policy: Option<PolicyArgument>,
         #[command(flatten)]
@@ -153,12 +153,12 @@ enum Command {
         /// The mountpoint
         mountpoint: PathBuf,
     },
-    /// Fork a branch anew from its parent as it is now, and keep its changes
+    /// Rebase a branch: its changes stay, on top of the present state of its parent
     Rebase {
         /// Keep the branch's version of the paths that others changed since the fork
         #[arg(long)]
         force: bool,
-        /// List those paths, and change nothing
+        /// List those paths, but change nothing
         #[arg(long)]
         dry_run: bool,
         /// The branch
@@ -189,15 +189,15 @@ enum Command {
     Import(cli::Import),
     /// Check a store that is not mounted: 0 clean, 1 repaired, 4 damaged, 8 not checked
     Fsck(cli::Fsck),
-    /// Settle a transaction that a crash has interrupted, without mounting
+    /// Complete or roll back a transaction that a crash interrupted, without a mount
     Recover {
-        /// Where branches are kept [default: what the base names]
+        /// The store [default: the one that the base names]
         #[arg(long, value_name = "DIR")]
         store: Option<PathBuf>,
         /// How many commits can be undone at most; 0 keeps nothing
         #[arg(long, value_name = "N", default_value_t = branchfs::HISTORY_COMMITS_DEFAULT)]
         history: usize,
-        /// What is written to the log in the store
+        /// The level of the log in the store
         #[arg(
             long,
             value_enum,
@@ -206,7 +206,7 @@ enum Command {
             env = "BRANCHFS_LOG"
         )]
         log_level: LogLevel,
-        /// Wait for the end of the process whose pidfd is the standard input: how a daemon starts it
+        /// Wait until the process whose pidfd is standard input has ended; used by the daemon
         #[arg(long, hide = true)]
         guard: bool,
         /// The base
@@ -219,25 +219,25 @@ enum Command {
         #[arg(default_value = ".")]
         path: PathBuf,
     },
-    /// Take the last commit to main back
+    /// Undo the last commit to main
     Undo {
         #[command(flatten)]
         revert: UndoArgs,
     },
-    /// Commit again what was undone last
+    /// Redo the commit that was undone last
     Redo {
         #[command(flatten)]
         revert: UndoArgs,
     },
     /// List the commits that can be undone, oldest first
     History {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
         /// The mountpoint
         mountpoint: PathBuf,
     },
-    /// Forget old commits: they cannot be undone any more, and their space is free
+    /// Delete the history of old commits: frees its space, and they can no longer be undone
     Prune {
         /// How many of the newest to keep
         #[arg(long, value_name = "N", default_value_t = 0)]
@@ -253,7 +253,7 @@ struct UndoArgs {
     /// Overwrite what others changed since; open branches become stale
     #[arg(long)]
     force: bool,
-    /// Show what would change, and change nothing
+    /// Show what would change, but change nothing
     #[arg(long)]
     dry_run: bool,
     /// The mountpoint
