@@ -27,7 +27,8 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u64 = 1;
 
 /// Features in addition to those of the version.
-pub const FEATURES: [&str; 5] = ["disk_limit", "rebase", "drop_rest", "whole", "lease"];
+pub const FEATURES: [&str; 6] =
+    ["disk_limit", "rebase", "drop_rest", "whole", "lease", "import_lease"];
 
 /// The request of one verb, with the type of its reply.
 pub trait Verb: Into<Request> {
@@ -213,6 +214,9 @@ pub struct Import {
     /// Imports over paths that have changed since the archive was written.
     #[serde(default)]
     pub force: bool,
+    /// Writes the line `+ID NAME` to the second descriptor of the request before the branch exists.
+    #[serde(default)]
+    pub lease: bool,
 }
 
 /// Reverts the last commit into main.

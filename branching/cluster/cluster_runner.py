@@ -127,7 +127,7 @@ class ClusterRunner(Runner):
                 return False
             file.seek(0)
             try:
-                branch = parent.load(attempt.branch.name, file)
+                branch = parent.load(attempt.branch.name, file, leased=attempt.branch.is_leased)
             except ConflictError as error:
                 kept = f"{file.name}.kept"
                 os.link(file.name, kept)

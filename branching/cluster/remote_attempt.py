@@ -72,9 +72,8 @@ def run_attempt(
     name = unique_names("attempt")
     with ExitStack() as stack:
         for number, layer in enumerate(layers):
-            branch = parent.load(name(f"layer-{number}"), layer)
+            branch = parent.load(name(f"layer-{number}"), layer, leased=True)
             stack.callback(branch.abort)
-            branch.lease()
             parent = branch
         with Runner(
             parent,

@@ -308,7 +308,15 @@ class Backend(Protocol):
         out.
         """
 
-    def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
+    def load(
+        self,
+        name: str,
+        parent: int,
+        file: int,
+        *,
+        force: bool = False,
+        leases: int | None = None,
+    ) -> BranchRecord:
         """Creates a branch from an archive. If it fails, no branch is created.
 
         Args:
@@ -316,6 +324,7 @@ class Backend(Protocol):
             parent: Id of the parent.
             file: Descriptor of the archive.
             force: Load the archive even if the parent has changed since it was made.
+            leases: As for `create`.
 
         Raises:
             ConflictError: The parent has changed since the archive was made.

@@ -378,13 +378,16 @@ class Branch:
         file.flush()
         self._backend.export(self._opened(), file.fileno(), whole=whole, exclude=exclude)
 
-    def load(self, name: str, file: IO[bytes], *, force: bool = False) -> Branch:
+    def load(
+        self, name: str, file: IO[bytes], *, force: bool = False, leased: bool = False
+    ) -> Branch:
         """Creates a child of this branch from an archive; see `Workspace.load`.
 
         Args:
             name: Name of the child, which is left open.
             file: The archive, open for reading.
             force: Load the archive also over paths that have changed since it was made.
+            leased: Drop the child if this process is killed, as `lease` does.
 
         Returns:
             The child.
@@ -397,8 +400,7 @@ class Branch:
             ValueError: The name is impossible.
         """
         check_name(name)
-        record = self._backend.load(name, self._opened().id, file.fileno(), force=force)
-        return Branch.of(self._backend, record)
+        return load_branch(self._backend, name, self._opened().id, file, force=force, leased=leased)
 
     def inspect(self) -> BranchRecord:
         """Returns the present state of the branch, with its disk use.
@@ -591,3 +593,17 @@ def _fault(name: str) -> str | None:
     if len(encoded) > NAME_BYTES_MAX:
         return f"it is longer than {NAME_BYTES_MAX} bytes"
     return None
+
+
+def load_branch(
+    backend: Backend, name: str, parent: int, file: IO[bytes], *, force: bool, leased: bool
+) -> Branch:
+    """Creates a branch from an archive; see `Workspace.load`."""
+    with creating(backend) if leased else nullcontext() as new:
+        leases = None if new is None else new.file
+        record = backend.load(name, parent, file.fileno(), force=force, leases=leases)
+        if new is not None:
+            new.record = record
+    branch = Branch.of(backend, record)
+    branch.is_leased = leased
+    return branch

@@ -124,12 +124,11 @@ class BranchFS:
                 "create",
                 fields,
                 undo=self._drop_interrupted,
-                descriptor=leases if is_leased_first else None,
+                descriptors=[leases] if leases is not None and is_leased_first else (),
             )
         record = _record(made)
-        if leases is not None and not is_leased_first:  # the daemon is older than this library
-            with suppress(OSError):
-                os.write(leases, lease_line(record.id, name).encode())
+        if not is_leased_first:
+            _write_lease(leases, record)
         return record
 
     def commit(
@@ -197,7 +196,7 @@ class BranchFS:
         what = f"branch {branch.name!r} cannot be written as a patch"
         fields: Fields = {"branch": branch.id, "patch": True}
         with _translated(BranchError, what, self.root, branch=branch.name):
-            return _int(self._control.request("diff", fields, descriptor=file)["left_out"])
+            return _int(self._control.request("diff", fields, descriptors=[file])["left_out"])
 
     def export(
         self, branch: BranchRecord, file: int, *, whole: bool = False, exclude: Sequence[str] = ()
@@ -213,16 +212,32 @@ class BranchFS:
                 )
             fields |= {"whole": whole, "exclude": list(exclude)}
         with _translated(BranchError, what, self.root, branch=branch.name):
-            self._control.request("export", fields, descriptor=file)
+            self._control.request("export", fields, descriptors=[file])
 
-    def load(self, name: str, parent: int, file: int, *, force: bool = False) -> BranchRecord:
+    def load(
+        self,
+        name: str,
+        parent: int,
+        file: int,
+        *,
+        force: bool = False,
+        leases: int | None = None,
+    ) -> BranchRecord:
         what = f"branch {name!r} was not imported"
         fields: Fields = {"name": name, "parent": parent, "force": force}
+        descriptors = [file]
+        is_leased_first = "import_lease" in self._features
+        if leases is not None and is_leased_first:
+            fields["lease"] = True
+            descriptors.append(leases)
         with _translated(MountError, what, self.root, branch=name):
             made = self._control.request(
-                "import", fields, undo=self._drop_interrupted, descriptor=file
+                "import", fields, undo=self._drop_interrupted, descriptors=descriptors
             )
-        return _record(made)
+        record = _record(made)
+        if not is_leased_first:
+            _write_lease(leases, record)
+        return record
 
     def history(self) -> list[CommitRecord]:
         with _translated(MountError, "the history cannot be listed", self.root):
@@ -440,6 +455,13 @@ def _record(entry: Fields) -> BranchRecord:
         disk_refusals=cast("int | None", entry.get("disk_refusals")),
         has_base_record=cast("bool | None", entry.get("has_base_record")),
     )
+
+
+def _write_lease(leases: int | None, record: BranchRecord) -> None:
+    """Adds the lease of a branch whose daemon is older than this library, and has not done it."""
+    if leases is not None:
+        with suppress(OSError):
+            os.write(leases, lease_line(record.id, record.name).encode())
 
 
 def _commit_record(entry: Fields) -> CommitRecord:

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from branching._standard_streams import open_closed
@@ -86,7 +86,7 @@ class ControlSocket:
         fields: Fields,
         *,
         undo: Callable[[Fields], None] | None = None,
-        descriptor: int | None = None,
+        descriptors: Sequence[int] = (),
     ) -> Fields:
         """Sends a request and waits for the reply.
 
@@ -97,7 +97,7 @@ class ControlSocket:
             verb: The request's verb.
             fields: The request's fields.
             undo: Reverses the effect of the request, given its reply.
-            descriptor: An open file to pass to the daemon, for it to read or write.
+            descriptors: Open files to pass to the daemon, for it to read or write.
 
         Returns:
             The `ok` part of the reply.
@@ -108,21 +108,21 @@ class ControlSocket:
         """
         line = json.dumps({"v": VERSION, "verb": verb, **_in_utf8(fields)}).encode("ascii") + b"\n"
         try:
-            return self._request(self._take(), line, undo, descriptor)
+            return self._request(self._take(), line, undo, descriptors)
         except _NotSent:
             # The daemon closes idle connections of a user who has too many.
-            return self._request(_Connection(self._path), line, undo, descriptor)
+            return self._request(_Connection(self._path), line, undo, descriptors)
 
     def _request(
         self,
         connection: _Connection,
         line: bytes,
         undo: Callable[[Fields], None] | None,
-        descriptor: int | None,
+        descriptors: Sequence[int],
     ) -> Fields:
         with self._given_back(connection):
             try:
-                reply = connection.exchange(line, descriptor)
+                reply = connection.exchange(line, descriptors)
             except KeyboardInterrupt:
                 reply = connection.receive()
                 if undo is not None and "ok" in reply:
@@ -180,10 +180,10 @@ class _Connection:
             self._socket.close()
             raise DaemonGone(f"cannot connect to {path}: {error.strerror or error}") from error
 
-    def exchange(self, line: bytes, descriptor: int | None = None) -> Fields:
+    def exchange(self, line: bytes, descriptors: Sequence[int] = ()) -> Fields:
         try:
-            if descriptor is not None:
-                line = line[socket.send_fds(self._socket, [line], [descriptor]) :]
+            if descriptors:
+                line = line[socket.send_fds(self._socket, [line], descriptors) :]
             self._socket.sendall(line)
         except BrokenPipeError as error:
             raise _NotSent(f"the connection broke: {error.strerror or error}") from error

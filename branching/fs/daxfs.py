@@ -239,6 +239,7 @@ class DaxFS:
         file: int,  # noqa: ARG002
         *,
         force: bool = False,  # noqa: ARG002
+        leases: int | None = None,  # noqa: ARG002
     ) -> BranchRecord:
         _refuse(MountError, f"branch {name!r} was not imported", "no import", branch=name)
 

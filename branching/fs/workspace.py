@@ -29,7 +29,7 @@ from branching.fs.backend import (
     Policy,
     Reversal,
 )
-from branching.fs.branch import Branch, OnError, OnSuccess, check_name
+from branching.fs.branch import Branch, OnError, OnSuccess, check_name, load_branch
 from branching.fs.branch_leases import (
     agents_directory,
     drop_leased,
@@ -321,7 +321,9 @@ class Workspace:
             branch=name,
         )
 
-    def load(self, name: str, file: IO[bytes], *, force: bool = False) -> Branch:
+    def load(
+        self, name: str, file: IO[bytes], *, force: bool = False, leased: bool = False
+    ) -> Branch:
         """Creates a branch from an archive that `Branch.export` wrote, or from any OCI layer.
 
         `Branch.export` records what the archive's paths were before the branch changed them, and
@@ -332,6 +334,8 @@ class Workspace:
             name: Name of the new branch, which is left open.
             file: The archive, open for reading.
             force: Load the archive also over paths that have changed since it was made.
+            leased: Let the next program that opens the workspace drop the branch if this process
+                is killed.
 
         Returns:
             The branch.
@@ -345,8 +349,7 @@ class Workspace:
         """
         check_name(name)
         parent = self._branch.id if self._branch else MAIN_ID
-        record = self._backend.load(name, parent, file.fileno(), force=force)
-        return Branch.of(self._backend, record)
+        return load_branch(self._backend, name, parent, file, force=force, leased=leased)
 
     def branches(self) -> list[BranchRecord]:
         """Returns the open branches at all depths, oldest first."""

@@ -81,9 +81,6 @@ class BranchSet:
     def replace(self, planned: Branch, loaded: Branch) -> None:
         """Takes a branch that was loaded from an archive in the place of one that was planned."""
         self._branches[self._branches.index(planned)] = loaded
-        loaded.is_leased = planned.is_leased
-        if loaded.is_leased:
-            loaded.lease()
 
     def _own(self, branch: Branch) -> None:
         self._branches.append(branch)

@@ -103,11 +103,30 @@ with space.branch("outer") as outer:
     with outer.branch("inner"):
         pass
 """
+LOADER_KILLED_BEFORE_THE_REPLY = """
+import tempfile
+from branching.fs import branchfs
+def die(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+with space.branch("first", on_success=None) as first, tempfile.TemporaryFile() as file:
+    first.export(file)
+    file.seek(0)
+    with space.branch("outer") as outer:
+        branchfs._record = die
+        outer.load("inner", file, leased=True)
+"""
 
 
-def test_a_branch_whose_creator_is_killed_before_it_hears_of_it_is_dropped(project: Path) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [KILLED_BEFORE_THE_REPLY, LOADER_KILLED_BEFORE_THE_REPLY],
+    ids=["created", "loaded"],
+)
+def test_a_branch_whose_creator_is_killed_before_it_hears_of_it_is_dropped(
+    project: Path, program: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROLOGUE + KILLED_BEFORE_THE_REPLY],
+        [sys.executable, "-c", PROLOGUE + program],
         cwd=project,
         capture_output=True,
         text=True,
@@ -126,7 +145,8 @@ def test_the_daemon_writes_a_lease_to_a_regular_file_only(project: Path, place: 
 
         def create(name: str, descriptor: int | None) -> object:
             fields: Fields = {"name": name, "lease": True}
-            return control.request("create", fields, descriptor=descriptor)["id"]
+            sent = [] if descriptor is None else [descriptor]
+            return control.request("create", fields, descriptors=sent)["id"]
 
         reader, writer = os.pipe()
         for descriptor in (None, reader, writer):

@@ -99,6 +99,7 @@ pub(crate) fn import(arguments: &Import) -> Result<()> {
         parent: Some(BranchRef::Name(parent.clone())),
         no_same_owner: *no_same_owner,
         force: *force,
+        lease: false,
     };
     let branch = client::request_with_file(mountpoint, request, input.as_fd())?;
     if branch.has_base_record == Some(false) && !force {

@@ -110,12 +110,17 @@ impl Handler<'_, '_> {
         if !lease {
             return Ok(self.branch(self.workspace.create_limited(&name, &parent, disk_limit)?));
         }
-        let mut leases = File::from(self.connection.descriptor("to write the lease to")?);
+        let mut leases = self.file_of_leases()?;
+        let created = self.workspace.create_leased(&name, &parent, disk_limit, &mut leases)?;
+        Ok(self.branch(created))
+    }
+
+    fn file_of_leases(&mut self) -> Result<File, Error> {
+        let leases = File::from(self.connection.descriptor("to write the lease to")?);
         if !leases.metadata().at("the file of leases")?.is_file() {
             return Err(Error::Usage("a lease can be written to a regular file only".to_owned()));
         }
-        let created = self.workspace.create_leased(&name, &parent, disk_limit, &mut leases)?;
-        Ok(self.branch(created))
+        Ok(leases)
     }
 
     fn commit(&self, request: &protocol::Commit) -> Result<CommitReply, Error> {
@@ -210,6 +215,7 @@ impl Handler<'_, '_> {
     /// Creates a branch from an archive. Creates no file that the client's user could not create.
     fn import(&mut self, request: protocol::Import) -> Result<Branch, Error> {
         let input = File::from(self.connection.descriptor("to read the archive from")?);
+        let mut leases = request.lease.then(|| self.file_of_leases()).transpose()?;
         let parent = request.parent.unwrap_or(BranchRef::Id(MAIN_BRANCH));
         let peer = &self.connection.peer;
         let rights = match (request.no_same_owner, peer.is_privileged()) {
@@ -220,8 +226,9 @@ impl Handler<'_, '_> {
             (false, true) => OwnershipPolicy::All,
             (false, false) => OwnershipPolicy::Of(peer),
         };
+        let protocol::Import { name, force, .. } = request;
         let (created, has_base_record) =
-            self.workspace.import(&request.name, &parent, input, &rights, request.force)?;
+            self.workspace.import(&name, &parent, input, &rights, force, leases.as_mut())?;
         Ok(Branch { has_base_record: Some(has_base_record), ..self.branch(created) })
     }
 

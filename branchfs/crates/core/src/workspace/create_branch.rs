@@ -65,10 +65,15 @@ impl Workspace {
     ) -> Result<BranchInfo, Error> {
         check_name(OsStr::new(name))?;
         let id = self.store.next_number();
-        let line = format!("+{id} {name}\n");
-        leases.write_all(line.as_bytes()).at(Path::new("the file of leases"))?;
+        write_lease(id, name, leases)?;
         create_filled(self, name, parent, disk_limit, id, None)
     }
+}
+
+/// Writes the lease of a branch that does not exist yet.
+pub(super) fn write_lease(id: u64, name: &str, leases: &mut impl Write) -> Result<(), Error> {
+    let line = format!("+{id} {name}\n");
+    leases.write_all(line.as_bytes()).at(Path::new("the file of leases"))
 }
 
 /// Creates a branch, optionally with an existing layer. Stopping the kernel's writes may take time, in which only the

@@ -230,7 +230,7 @@ impl Case {
             Abort => workspace.abort(&named("work")),
             Import => {
                 let main = BranchRef::Id(MAIN_BRANCH);
-                ok(workspace.import("work", &main, archive, &OwnershipPolicy::All, false))
+                ok(workspace.import("work", &main, archive, &OwnershipPolicy::All, false, None))
             }
             Prune => ok(workspace.prune(1)),
             Rebase => ok(workspace.rebase(&named("work"), Resolution::Refuse, false)),

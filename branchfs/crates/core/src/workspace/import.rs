@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 
 use super::branch_ref::check_name;
-use super::create_branch::create_filled;
 use super::create_branch::{ImportedLayer, may_be_forked, refuse_disk_limit, refuse_taken};
+use super::create_branch::{create_filled, write_lease};
 use super::{BranchInfo, BranchRef, Workspace};
 use crate::archive::{self, OwnershipPolicy};
 use crate::error::{Context, Error};
@@ -23,7 +23,7 @@ impl Workspace {
     /// no branch. However long that takes, no other verb waits. Then the parent is forked.
     ///
     /// Also returns whether the archive records the state that it was made against. `force` loads it over later
-    /// changes.
+    /// changes. `leases` gets a line before the branch exists, as in [`Self::create_leased`].
     ///
     /// # Errors
     /// As [`Self::create`]; `Conflict` if the parent differs from the recorded state; `Usage` for an archive that is
@@ -35,6 +35,7 @@ impl Workspace {
         mut content: File,
         rights: &OwnershipPolicy<'_>,
         force: bool,
+        leases: Option<&mut File>,
     ) -> Result<(BranchInfo, bool), Error> {
         self.engine.admit_change()?;
         refuse_import(self, name, parent)?;
@@ -51,6 +52,9 @@ impl Workspace {
             self.store.new_layer(id, true, &[Arc::clone(&self.store.base)]).and_then(|layer| {
                 let unpacked = archive::unpack(read, &layer, rights)?;
                 let has_record = unpacked.has_record();
+                if let Some(leases) = leases {
+                    write_lease(id, name, leases)?;
+                }
                 let filled = ImportedLayer { layer, unpacked, force };
                 Ok((create_filled(self, name, parent, None, id, Some(filled))?, has_record))
             });
