@@ -26,6 +26,10 @@ DIRECTORY = "agents"
 NAME = "forks.sqlite"
 BUSY_SECONDS_MAX = 30.0
 """Another process may be writing."""
+TRIES_MAX = 100
+"""Another process may remove the empty directory before the database is created in it."""
+CANNOT_OPEN = "unable to open database file"
+"""SQLITE_CANTOPEN, whose number is not known before Python 3.11."""
 
 
 def place_of_database(workspace: Workspace) -> Path:
@@ -43,18 +47,15 @@ class Database:
         self._path = path
         self._lock = threading.Lock()
         with self._told("opened"):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _refuse_links(path)
-            self.connection = sqlite3.connect(
-                path, timeout=BUSY_SECONDS_MAX, check_same_thread=False, isolation_level=None
-            )
-            try:
-                self.connection.execute("PRAGMA journal_mode=WAL")
-                self.connection.execute("PRAGMA synchronous=NORMAL")
-                self.connection.executescript(schema)
-            except BaseException:
-                self.connection.close()
-                raise
+            for tries_left in reversed(range(TRIES_MAX)):
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                try:
+                    self.connection = _connected(path, schema)
+                    break
+                except (FileNotFoundError, sqlite3.OperationalError) as error:
+                    is_removed = isinstance(error, FileNotFoundError) or CANNOT_OPEN in str(error)
+                    if not (is_removed and tries_left):
+                        raise
             if owner is not None and os.geteuid() == 0:
                 for made in (path.parent, *path.parent.glob(f"{path.name}*")):
                     os.chown(made, *owner, follow_symlinks=False)
@@ -95,6 +96,21 @@ class Database:
                 hint="runs and files are as they were",
                 path=str(self._path),
             ) from error
+
+
+def _connected(path: Path, schema: str) -> sqlite3.Connection:
+    _refuse_links(path)
+    connection = sqlite3.connect(
+        path, timeout=BUSY_SECONDS_MAX, check_same_thread=False, isolation_level=None
+    )
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.executescript(schema)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _refuse_links(path: Path) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from branching.agent.database import Database
+from branching.agent.errors import ForkStoreError
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS words (word TEXT)"
 READ = f"""
@@ -41,3 +48,37 @@ def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path
         assert (after.st_ino, after.st_size) == (shared_memory.st_ino, shared_memory.st_size)
     for database in connections:
         database.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "step"), [(os, "close"), (sqlite3, "connect")], ids=["checked", "created"]
+)
+def test_it_is_opened_although_another_process_removes_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, step: str
+) -> None:
+    """As the last holder of a lock in it does, as long as the directory is empty."""
+    path = tmp_path / "agents" / "forks.sqlite"
+    removed: list[str] = []
+    original: Callable[..., Any] = getattr(module, step)
+
+    def after_removal(*args: Any, **options: Any) -> Any:
+        if not removed:
+            path.parent.rmdir()
+            removed.append(step)
+        return original(*args, **options)
+
+    monkeypatch.setattr(module, step, after_removal)
+    database = Database(path, SCHEMA)
+    monkeypatch.undo()
+    assert removed == [step]
+    with database.writing() as connection:
+        connection.execute("INSERT INTO words VALUES ('x')")
+    database.close()
+    assert path.exists()
+
+
+def test_a_database_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "agents" / "forks.sqlite"
+    path.mkdir(parents=True)
+    with pytest.raises(ForkStoreError, match="the state of forks cannot be opened"):
+        Database(path, SCHEMA)
