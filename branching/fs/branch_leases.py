@@ -22,10 +22,10 @@ import atexit
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from branching._linux import flock
 from branching.errors import BranchNotFoundError
@@ -34,6 +34,8 @@ from branching.fs.store_files import open_directory, open_file
 
 if TYPE_CHECKING:
     from branching.fs.workspace import Workspace
+
+R = TypeVar("R")
 
 _DIRECTORY = "agents"
 _CLAIMS = "claims-"
@@ -66,15 +68,8 @@ class BranchLeases:
     def file(self) -> int:
         """Returns the file's descriptor. The daemon adds lines to it."""
         with self._lock:
-            for tries_left in reversed(range(_TRIES_MAX)):
-                if self._file is not None:
-                    break
-                try:
-                    self._path, self._file = self._made()
-                except FileNotFoundError:
-                    if not tries_left:
-                        raise
-            assert self._file is not None, "the last try has raised"
+            if self._file is None:
+                self._path, self._file = in_agents_directory(self._space, self._made)
             return self._file
 
     def close(self) -> None:
@@ -94,16 +89,15 @@ class BranchLeases:
     def _write(self, line: str) -> None:
         os.write(self.file(), line.encode())
 
-    def _made(self) -> tuple[Path, int]:
+    def _made(self, directory: Path, here: int) -> tuple[Path, int]:
         name = f"{self._prefix}{os.urandom(4).hex()}"
-        with made_agents_directory(self._space) as (directory, here):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            file = open_file(f".{name}", flags, directory=here)
-            flock.lock(file)
-            if os.geteuid() == 0:
-                os.fchown(file, *self._space.owner)
-            # Renamed after it is locked, so that no other process finds it unlocked.
-            os.rename(f".{name}", name, src_dir_fd=here, dst_dir_fd=here)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        file = open_file(f".{name}", flags, directory=here)
+        flock.lock(file)
+        if os.geteuid() == 0:
+            os.fchown(file, *self._space.owner)
+        # Renamed after it is locked, so that no other process finds it unlocked.
+        os.rename(f".{name}", name, src_dir_fd=here, dst_dir_fd=here)
         return directory / name, file
 
 
@@ -307,28 +301,40 @@ def agents_directory(space: Workspace | Backend) -> Path | None:
     return None if space.store is None else space.store / _DIRECTORY
 
 
-@contextmanager
-def made_agents_directory(space: Workspace | Backend) -> Iterator[tuple[Path, int]]:
-    """Opens the directory of `agents_directory`; creates it for the workspace's owner if needed.
+def in_agents_directory(space: Workspace | Backend, create: Callable[[Path, int], R]) -> R:
+    """Calls a function that creates a file in the directory of `agents_directory`.
 
-    Yields:
-        Its path and a descriptor.
+    The directory is created for the workspace's owner if needed. Another process may remove it
+    while it is empty; then the call is repeated.
+
+    Args:
+        space: The workspace or its back end.
+        create: Gets the path of the directory and a descriptor of it.
+
+    Returns:
+        What `create` returned.
 
     Raises:
-        FileNotFoundError: The back end has no store, or another process removed the directory.
+        FileNotFoundError: The back end has no store, or the store was removed.
     """
     directory = agents_directory(space)
     if directory is None:
         raise FileNotFoundError("the workspace has no store directory")
-    with suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
-    here = open_directory(directory)
-    try:
-        if os.geteuid() == 0:
-            os.fchown(here, *space.owner)
-        yield directory, here
-    finally:
-        os.close(here)
+    for tries_left in reversed(range(_TRIES_MAX)):
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        try:
+            here = open_directory(directory)
+            try:
+                if os.geteuid() == 0:
+                    os.fchown(here, *space.owner)
+                return create(directory, here)
+            finally:
+                os.close(here)
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def remove_agents_directory(directory: Path) -> None:

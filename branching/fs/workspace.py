@@ -33,7 +33,7 @@ from branching.fs.branch import Branch, OnError, OnSuccess, check_name, load_bra
 from branching.fs.branch_leases import (
     agents_directory,
     drop_leased,
-    made_agents_directory,
+    in_agents_directory,
     remove_agents_directory,
 )
 from branching.fs.branchfs import BranchFS, Introduction, answered
@@ -457,10 +457,10 @@ class Workspace:
         try:
             if keep:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-                with (
-                    made_agents_directory(self._backend) as (_, here),
-                    os.fdopen(open_file(mark.name, flags, directory=here), "wb") as file,
-                ):
+                descriptor = in_agents_directory(
+                    self._backend, lambda _, here: open_file(mark.name, flags, directory=here)
+                )
+                with os.fdopen(descriptor, "wb") as file:
                     if os.geteuid() == 0:
                         os.fchown(file.fileno(), *self.owner)
                     file.write(os.fsencode(self.root))
