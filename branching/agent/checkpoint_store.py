@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ class SQLiteCheckpointStore:
 
     def __init__(
         self,
-        path: Path,
+        path: str | os.PathLike[str],
         max_checkpoints: int = MAX_CHECKPOINTS,
         *,
         owner: tuple[int, int] | None = None,
     ) -> None:
         """Opens or creates the file. Raises ForkStoreError if that fails or it is invalid."""
         self._most = max_checkpoints
-        self._database = Database(path, _SCHEMA, owner=owner)
+        self._database = Database(Path(path), _SCHEMA, owner=owner)
 
     @staticmethod
     def beside(

@@ -10,6 +10,7 @@ when it is another one than before.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from dataclasses import asdict, replace
@@ -67,8 +68,11 @@ class InMemoryForkStateStore:
 class SQLiteForkStateStore:
     """Keeps the state of forks in a database file. Safe from any thread and several processes."""
 
-    def __init__(self, path: Path, *, owner: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, owner: tuple[int, int] | None = None
+    ) -> None:
         """Opens or creates the file. Raises ForkStoreError if that fails or it is invalid."""
+        path = Path(path)
         self.home: Path | None = path.parent / "overrides"
         self._written: dict[tuple[str, str], bytes] = {}
         self._database = Database(path, _SCHEMA, owner=owner)

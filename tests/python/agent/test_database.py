@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
+from branching.agent.checkpoint_store import SQLiteCheckpointStore
 from branching.agent.database import Database
 from branching.agent.errors import ForkStoreError
+from branching.agent.fork_store import SQLiteForkStateStore
 
 SCHEMA = "CREATE TABLE IF NOT EXISTS words (word TEXT)"
 READ = f"""
 import sys
 from pathlib import Path
+from branching.agent.checkpoint_store import SQLiteCheckpointStore
 from branching.agent.database import Database
 
 database = Database(Path(sys.argv[1]), {SCHEMA!r})
@@ -82,3 +85,13 @@ def test_a_database_that_cannot_be_opened_is_an_error(tmp_path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(ForkStoreError, match="the state of forks cannot be opened"):
         Database(path, SCHEMA)
+
+
+@pytest.mark.parametrize("store", [SQLiteForkStateStore, SQLiteCheckpointStore])
+def test_a_store_takes_its_path_as_text_or_as_a_path(
+    tmp_path: Path, store: Callable[..., SQLiteForkStateStore | SQLiteCheckpointStore]
+) -> None:
+    path = tmp_path / "agents" / "forks.sqlite"
+    for given in (str(path), path):
+        store(given).close()
+    assert path.exists()
