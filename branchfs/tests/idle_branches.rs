@@ -27,7 +27,8 @@ fn create(mount: &Mount, numbers: std::ops::Range<u64>) {
 
 #[test]
 fn an_idle_branch_takes_at_most_a_kibibyte() {
-    const BRANCHES: u64 = 4000;
+    // So many that a stack or an arena of another thread, which comes at any time, adds less than 5 % of the limit.
+    const BRANCHES: u64 = 10_000;
     let mount = Mount::new();
     create(&mount, 0..1000); // the tables and the allocator have their usual size from here on
     let before = anonymous_bytes(mount.daemon());
