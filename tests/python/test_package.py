@@ -53,7 +53,7 @@ ARROWS: dict[str, set[str]] = {
         *("errors", "fs", "process", "runlog", "patterns"),
     },
     "agent": {
-        *("_exit_codes", "_lazy", "_standard_streams", "_threads"),
+        *("_difftool", "_exit_codes", "_lazy", "_standard_streams", "_threads"),
         *("errors", "fs", "process", "runlog", "patterns"),
     },
     "mcp": {
