@@ -25,7 +25,11 @@ from pathlib import Path
 from branching._linux.flock import is_at, open_lock, try_lock, unlock
 from branching.errors import BranchError, CommitError
 from branching.fs.backend import Backend, BranchRecord
-from branching.fs.branch_leases import agents_directory, remove_agents_directory
+from branching.fs.branch_leases import (
+    agents_directory,
+    in_agents_directory,
+    remove_agents_directory,
+)
 from branching.fs.store_files import open_directory, open_file
 
 PREFIX = "using-"
@@ -149,21 +153,11 @@ def _locked(
 
 
 def _opened(backend: Backend, path: Path) -> int:
-    uid, gid = backend.owner
-    while True:
-        try:
-            with suppress(FileExistsError):
-                path.parent.mkdir(mode=0o700)
-                if os.geteuid() == 0:
-                    os.chown(path.parent, uid, gid, follow_symlinks=False)
-            file = open_file(path, os.O_RDWR | os.O_CREAT)
-            break
-        except FileNotFoundError:
-            # The last holder of another file has removed the directory.
-            if not path.parent.parent.is_dir():
-                raise
+    file = in_agents_directory(
+        backend, lambda _, here: open_file(path.name, os.O_RDWR | os.O_CREAT, directory=here)
+    )
     if os.geteuid() == 0:
-        os.fchown(file, uid, gid)
+        os.fchown(file, *backend.owner)
     return file
 
 

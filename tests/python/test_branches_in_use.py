@@ -199,7 +199,7 @@ def test_a_lock_that_cannot_be_made_is_a_warning(
 ) -> None:
     """On a full disk no file can be created, but a command that frees space must run."""
 
-    def full(*_: object) -> int:
+    def full(*_: object, **__: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with Workspace.open(project) as space, space.branch("b", on_success=None) as branch:
@@ -255,16 +255,16 @@ def test_a_lock_is_taken_although_another_process_removes_its_directory(
 ) -> None:
     """The last holder of another lock in it removes it before its owner is set."""
     removed: list[Path] = []
-    chown = os.chown
+    fchown = os.fchown
 
-    def chown_removed(path: Path, *ids: int, follow_symlinks: bool) -> None:
+    def fchown_removed(file: int, *ids: int) -> None:
         if not removed:
-            path.rmdir()
-            removed.append(path)
-        chown(path, *ids, follow_symlinks=follow_symlinks)
+            removed.append(Path(f"/proc/self/fd/{file}").readlink())
+            removed[0].rmdir()
+        fchown(file, *ids)
 
     with Workspace.open(project) as space, space.branch("b", on_success=None) as branch:
-        monkeypatch.setattr(os, "chown", chown_removed)
+        monkeypatch.setattr(os, "fchown", fchown_removed)
         with branch.in_use():
             assert len(removed) == 1
             assert list(removed[0].iterdir())
