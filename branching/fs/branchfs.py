@@ -117,19 +117,7 @@ class BranchFS:
                     limit="disk",
                 )
             fields["disk_limit"] = disk_limit
-        is_leased_first = leases is not None and "lease" in self._features
-        fields |= {"lease": True} if is_leased_first else {}
-        with _translated(MountError, what, self.root, branch=name):
-            made = self._control.request(
-                "create",
-                fields,
-                undo=self._drop_interrupted,
-                descriptors=[leases] if leases is not None and is_leased_first else (),
-            )
-        record = _record(made)
-        if not is_leased_first:
-            _write_lease(leases, record)
-        return record
+        return self._created("create", what, fields, [], leases, feature="lease")
 
     def commit(
         self,
@@ -225,14 +213,25 @@ class BranchFS:
     ) -> BranchRecord:
         what = f"branch {name!r} was not imported"
         fields: Fields = {"name": name, "parent": parent, "force": force}
-        descriptors = [file]
-        is_leased_first = "import_lease" in self._features
+        return self._created("import", what, fields, [file], leases, feature="import_lease")
+
+    def _created(
+        self,
+        verb: str,
+        what: str,
+        fields: Fields,
+        descriptors: list[int],
+        leases: int | None,
+        *,
+        feature: str,
+    ) -> BranchRecord:
+        """Creates a branch. A daemon with the feature writes its lease before the branch exists."""
+        is_leased_first = leases is not None and feature in self._features
         if leases is not None and is_leased_first:
-            fields["lease"] = True
-            descriptors.append(leases)
-        with _translated(MountError, what, self.root, branch=name):
+            fields, descriptors = fields | {"lease": True}, [*descriptors, leases]
+        with _translated(MountError, what, self.root, branch=str(fields["name"])):
             made = self._control.request(
-                "import", fields, undo=self._drop_interrupted, descriptors=descriptors
+                verb, fields, undo=self._drop_interrupted, descriptors=descriptors
             )
         record = _record(made)
         if not is_leased_first:
