@@ -119,7 +119,7 @@ class BranchActions:
 
     def changes(self, view: BranchView) -> list[Change]:
         """Lists what the branch changed, or what its kept patch changes."""
-        if view.has_patch or view.state == "stale":
+        if view.is_shown_by_patch:
             return self.patch(view).changes()
         self._check_open(view)
         return self._space.reopen(view.name).diff(count_lines=True)

@@ -353,7 +353,7 @@ class Watch(App[None]):
         other = self._snapshot.find(self._marked) if self._marked != view.name else None
         try:
             found: DiffSource
-            if view.has_patch or view.state == "stale":  # a stale branch's files cannot be read
+            if view.is_shown_by_patch:
                 found = await self._reading.do(self._actions.patch, view)
             else:
                 found = await self._reading.do(pair, self._space, view, other)

@@ -81,6 +81,11 @@ class BranchView:
         """Something runs in it, or is paused."""
         return self.state in UNDER_WAY
 
+    @property
+    def is_shown_by_patch(self) -> bool:
+        """Its files cannot be read: it is gone, with a kept patch, or it is stale."""
+        return self.has_patch or self.state == "stale"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
