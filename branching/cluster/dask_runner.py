@@ -201,7 +201,7 @@ class _DaskEngine:
         self._options = options
         self._put: dict[str, Future[bytes]] = {}
         self._copies = tempfile.TemporaryFile(prefix="branching-pieces-")  # noqa: SIM115  (`close`)
-        """What was put, in case that the workers die which have it."""
+        """Copies of what was put, which are needed if all workers with a piece die."""
         self._places: dict[str, tuple[int, int]] = {}
         """By key, the offset and the size of its copy."""
         self._tasks: dict[str, _Task] = {}

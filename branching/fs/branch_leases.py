@@ -13,7 +13,7 @@ program that exits normally removes its leases.
 
 The daemon writes the line of a new branch before the branch exists, to the file that the request
 has sent (`creating`). A process that is killed meanwhile leaves no branch without a lease. The
-daemon shares the lock until the branch exists, so nobody reads the file before.
+daemon shares the lock until the branch exists, so no process reads the file earlier.
 """
 
 from __future__ import annotations

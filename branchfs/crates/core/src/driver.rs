@@ -40,14 +40,15 @@ pub trait Driver: Send + Sync {
     /// The branches for which [`Self::freeze`] succeeded and [`Self::thaw`] was not called since.
     fn frozen(&self) -> Vec<BranchId>;
 
-    /// Unmounts the directory of a branch that became stale, as [`Self::detach`] does. For a rebase the branch can still be
-    /// frozen.
+    /// Unmounts the directory of a branch that became stale, as [`Self::detach`] does. The branch can still be frozen, for a
+    /// rebase.
     fn hide(&self, branch: BranchId);
 
     /// Unmounts a branch's directory. Processes inside keep their open files; no path leads to them any more.
     fn detach(&self, branch: BranchId);
 
-    /// Unmounts all branches that are not hidden, if none is in use, then calls `then`. If that fails, the branches are mounted again.
+    /// Unmounts all branches that are not hidden, if none is in use, then calls `then`. If that fails, the branches are
+    /// mounted again.
     ///
     /// # Errors
     /// `InUse`, and those of `then`.
