@@ -11,8 +11,11 @@ mod common;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::time::Instant;
 
 use common::disk::Disk;
@@ -170,6 +173,11 @@ fn merged(
     origin: &BTreeMap<PathBuf, Object>,
     theirs: BTreeMap<PathBuf, Object>,
 ) -> BTreeMap<PathBuf, Object> {
+    for (path, object) in ours.iter().filter(|(_, object)| object.content != Content::Directory) {
+        let (ours, origin, theirs) = (Some(object), origin.get(path), theirs.get(path));
+        let is_lost = ours != origin && theirs != origin && theirs != ours;
+        assert!(!is_lost, "{}: both have changed it: {ours:?}, {theirs:?}", path.display());
+    }
     let mut wanted = theirs;
     for path in ours.keys().chain(origin.keys()) {
         match (ours.get(path), origin.get(path)) {
@@ -181,8 +189,16 @@ fn merged(
     wanted
 }
 
+/// A file that is open for reading.
+struct Held {
+    branch: String,
+    what: String,
+    file: File,
+}
+
 /// A file that is mapped into memory; its descriptor is closed.
 struct Mapped {
+    branch: String,
     what: String,
     sharing: Sharing,
     mapping: Mapping,
@@ -225,6 +241,16 @@ fn is_shown(content: &[u8], found: &[u8], part: std::ops::Range<usize>) -> bool 
     same == has && behind.iter().all(|byte| *byte == 0)
 }
 
+/// Whether a verb was refused for deleted files that are open.
+fn is_for_deleted(refusal: &str) -> bool {
+    common::driver() == "overlay" && refusal.contains("deleted") && refusal.contains("still open")
+}
+
+fn is_deleted(file: &File) -> bool {
+    let shown = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    shown.as_os_str().as_bytes().ends_with(b" (deleted)")
+}
+
 /// Branches of branches that work, commit, go, and come back after a crash; every one is compared with an ordinary
 /// directory after each event, and so is main.
 struct Family {
@@ -232,7 +258,7 @@ struct Family {
     policy: &'static str,
     mount: Disk,
     /// Readers that stay open while files are copied up, committed and removed.
-    held: Vec<(String, File)>,
+    held: Vec<Held>,
     mapped: Vec<Mapped>,
     writers: Vec<Writer>,
     /// Every content that a file ever had: a reader must find one of these as a whole.
@@ -314,7 +340,9 @@ impl Family {
         let sharing = match self.random.below(4) {
             0 => Sharing::ReadOnly,
             1 => Sharing::Private,
-            _ if self.held.len() < HELD_MAX => return self.held.push((what, file)),
+            _ if self.held.len() < HELD_MAX => {
+                return self.held.push(Held { branch: name, what, file });
+            }
             _ => return,
         };
         if length == 0 || self.mapped.len() >= HELD_MAX {
@@ -324,7 +352,7 @@ impl Family {
         if sharing == Sharing::Private {
             mapping.write(0, &PRIVATE[..length.min(PRIVATE.len())]).unwrap();
         }
-        self.mapped.push(Mapped { what, sharing, mapping });
+        self.mapped.push(Mapped { branch: name, what, sharing, mapping });
     }
 
     /// A file of a branch, and its length.
@@ -372,17 +400,33 @@ impl Family {
         }
     }
 
-    /// Releases what is mapped writable in a branch. Before, now and then, a commit is tried.
+    /// Releases what is mapped writable in a branch. Before, now and then, a commit is tried: a file that still has a name
+    /// refuses it.
     fn release_writers(&mut self, at: usize) {
-        if !self.writers.iter().any(|writer| writer.member == at) {
-            return;
-        }
-        if self.random.below(4) == 0 {
+        let has_name = |writer: &Writer| writer.mirror.metadata().unwrap().nlink() > 0;
+        let mut writers = self.writers.iter().filter(|writer| writer.member == at);
+        if writers.any(has_name) && self.random.below(4) == 0 {
             let name = self.member(at).name.clone();
             let refused = common::refusal(&self.mount.run(&["commit", &name], &[]));
-            assert!(refused.contains("open for writing"), "{refused}");
+            let is_expected = refused.contains("open for writing") || is_for_deleted(&refused);
+            assert!(is_expected, "{refused}");
         }
         self.writers.retain(|writer| writer.member != at);
+    }
+
+    /// Runs a verb that stops all writing in a branch. The kernel's overlayfs refuses that while a deleted file is open in it
+    /// or mapped: such a file is released then.
+    fn run_in(&mut self, branch: &str, words: &[&str]) -> Output {
+        let refused = self.mount.run(words, &[]);
+        if !is_for_deleted(&String::from_utf8_lossy(&refused.stderr)) {
+            return refused;
+        }
+        let count = |family: &Self| family.held.len() + family.mapped.len();
+        let before = count(self);
+        self.held.retain(|held| held.branch != branch || !is_deleted(&held.file));
+        self.mapped.retain(|mapped| mapped.branch != branch || !mapped.mapping.is_deleted());
+        assert!(count(self) < before, "{}", String::from_utf8_lossy(&refused.stderr));
+        self.mount.run(words, &[])
     }
 
     /// Lets go of what is mapped writable in branches that are gone.
@@ -395,7 +439,7 @@ impl Family {
     /// copied one by one, so each is a page that there was, or was written there.
     fn read_mapped(&mut self, when: &str) {
         let versions = &self.versions;
-        self.mapped.retain(|Mapped { what, sharing, mapping }| {
+        self.mapped.retain(|Mapped { what, sharing, mapping, .. }| {
             let found = mapping.read();
             if found.is_empty() {
                 return false; // of a branch that is gone, or of a file that was truncated to nothing
@@ -420,7 +464,7 @@ impl Family {
     /// Reads through everything that is held: the kernel's pages of it are filled.
     fn read_held(&mut self, when: &str) {
         let versions = &self.versions;
-        self.held.retain(|(what, file)| {
+        self.held.retain(|Held { what, file, .. }| {
             let mut found = vec![0; 1 << 17];
             let mut length = 0;
             loop {
@@ -564,12 +608,18 @@ impl Family {
             (at, self.members[at].take().unwrap())
         } else {
             let number = self.random.below(self.stale.len());
+            if let Some(parent) = self.stale[number].1.parent {
+                if self.members[parent].is_none() {
+                    return self.refuse_below_stale(number);
+                }
+                self.release_writers(parent);
+            }
             self.stale.swap_remove(number)
         };
         let above = member.parent.map_or_else(|| self.main(), |at| self.member(at).tree.clone());
         let (ours, theirs) = (outline(&member.tree), outline(&above));
         let when = format!("{}, {} rebased", self.policy, member.name);
-        let done = self.mount.run(&["rebase", &member.name], &[]);
+        let done = self.run_in(&member.name, &["rebase", &member.name]);
         if !done.status.success() {
             let said = String::from_utf8_lossy(&done.stderr);
             assert!(said.contains("its parent has changed at the same paths"), "{when}: {said}");
@@ -582,6 +632,13 @@ impl Family {
         let tree = self.copy(&branch);
         self.note_versions(&tree);
         self.members[at] = Some(Member { tree, origin: theirs, forked: self.commits, ..member });
+    }
+
+    /// The parent of a stale member is stale, too.
+    fn refuse_below_stale(&self, number: usize) {
+        let refused = self.mount.run(&["rebase", &self.stale[number].1.name], &[]);
+        let said = common::refusal(&refused);
+        assert!(said.contains(" is stale"), "{said}");
     }
 
     fn work(&mut self, operations: &[u64]) {
@@ -612,7 +669,7 @@ impl Family {
                 self.release_writers(at);
                 let above = self.member(at);
                 let (above, tree) = (above.name.clone(), above.tree.clone());
-                self.mount.create_below(&above, &name);
+                succeed(&self.run_in(&above, &["create", "--parent", &above, &name]));
                 tree
             }
             None => {
@@ -635,7 +692,7 @@ impl Family {
         let above = parent.map_or_else(|| self.main(), |at| self.member(at).tree.clone());
         let before = if parent.is_none() { Some(self.copy(&above)) } else { None };
         let commits = self.history();
-        let done = self.mount.run(&["commit", &name], &[]);
+        let done = self.run_in(&name, &["commit", &name]);
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         let (ours, theirs, origin) =
             (outline(&self.member(at).tree), outline(&above), &self.member(at).origin);

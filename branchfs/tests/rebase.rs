@@ -4,11 +4,14 @@
 
 pub(crate) mod common;
 
-use std::fs;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::thread;
 
 use serde_json::json;
 
+use common::mapping::{Mapping, Sharing};
 use common::{Mount, assert_same, refusal, shell, snapshot, snapshot_by_names, succeed};
 
 fn fill(base: &Path) {
@@ -258,6 +261,30 @@ fn a_live_branch_is_rebased_onto_what_others_changed_in_the_base() {
     shell(&mount.base(), "test \"$(cat f second third)\" = $'old\\n2\\n2\\ngoes on'");
 }
 
+/// With the overlay driver the branch has no content of its own for such a file.
+#[test]
+fn a_file_of_which_only_attributes_or_the_name_changed_keeps_its_content_when_others_take_it_away()
+{
+    let winners = ["rm f", "mv f e", "echo 1 >f", "rm f; mkdir f"];
+    let works = [("chmod 600 f", "f"), ("mv f moved/f", "moved/f"), ("mv f g; chmod 600 g", "g")];
+    for (winner, (work, path)) in
+        winners.iter().flat_map(|winner| works.iter().map(move |work| (winner, *work)))
+    {
+        let when = format!("{winner} | {work}");
+        let mount = Mount::over(fill);
+        shell(&mount.create("late"), work);
+        shell(&mount.create("winner"), winner);
+        mount.commit("winner");
+        let said = refusal(&rebase(&mount, &[]));
+        assert!(said.lines().any(|line| line.trim() == "f"), "{when}: {said}");
+        succeed(&rebase(&mount, &["--force"]));
+        let file = mount.branch("late").join(path);
+        assert_eq!(fs::read_to_string(file).unwrap(), "old\n", "{when}");
+        mount.commit("late");
+        assert_eq!(fs::read_to_string(mount.base().join(path)).unwrap(), "old\n", "{when}");
+    }
+}
+
 #[test]
 fn a_nested_branch_is_rebased_onto_its_parent() {
     let mount = Mount::over(fill);
@@ -302,4 +329,27 @@ fn a_branch_of_a_stale_parent_and_one_with_live_children_are_not_rebased() {
     let said = refusal(&mount.run(&["rebase", "inner"], &[]));
     assert!(said.contains("branch outer is stale"), "{said}");
     refusal(&mount.run(&["rebase", "main"], &[]));
+}
+
+/// It is forked again, so nothing may write in its parent from then on.
+#[test]
+fn a_rebase_waits_for_a_file_of_the_parent_that_is_being_closed() {
+    let mount = Mount::over(fill);
+    let outer = mount.create("outer");
+    shell(&mount.create_below("outer", "late"), "echo 2 >d/g");
+    shell(&mount.create_below("outer", "winner"), "echo 1 >d/h");
+    mount.commit("winner");
+    let file = File::options().read(true).write(true).open(outer.join("f")).unwrap();
+    let mapping = Mapping::new(&file, 3, Sharing::Writable);
+    mapping.write(0, b"new").unwrap();
+    drop(file);
+    thread::scope(|scope| {
+        let rebasing = scope.spawn(|| rebase(&mount, &[]));
+        let change = || fs::set_permissions(&outer, Permissions::from_mode(0o755));
+        let is_frozen = || change().is_err_and(|error| error.raw_os_error() == Some(libc::EROFS));
+        common::wait_until("the parent is frozen", || is_frozen() || rebasing.is_finished());
+        drop(mapping);
+        succeed(&rebasing.join().unwrap());
+    });
+    shell(&mount.branch("late"), "test \"$(cat f d/g d/h)\" = $'new\n2\n1'");
 }

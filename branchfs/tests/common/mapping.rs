@@ -3,7 +3,7 @@
 
 #![allow(unsafe_code, reason = "a mapping is raw memory")]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 
@@ -40,6 +40,14 @@ impl Mapping {
         };
         assert_ne!(start, libc::MAP_FAILED, "{}", io::Error::last_os_error());
         Self { start, length }
+    }
+
+    /// Whether the file that was mapped has no name any more.
+    pub fn is_deleted(&self) -> bool {
+        let start = format!("{:x}-", self.start.addr());
+        let maps = fs::read("/proc/self/maps").unwrap();
+        let mut lines = maps.split(|byte| *byte == b'\n');
+        lines.any(|line| line.starts_with(start.as_bytes()) && line.ends_with(b" (deleted)"))
     }
 
     /// The pages that can be read, up to the first that cannot.

@@ -327,7 +327,12 @@ impl PendingConversion {
     }
 
     fn find_name(&mut self, path: &Path, upper: &RootedDir, branch: &RootedDir) -> Result<()> {
-        match self.linked.get_mut(&branch.stat(path)?.stx_ino) {
+        let number = match branch.stat(path) {
+            // It is in the layer, without content, and its lower file is gone.
+            Err(Errno::STALE | Errno::IO) if upper.stat(path).is_ok() => return Ok(()),
+            found => found?.stx_ino,
+        };
+        match self.linked.get_mut(&number) {
             None => {}
             Some(Linked::Attributes { names, .. }) => names.push(path.to_path_buf()),
             Some(Linked::Whole) => match upper.stat(path) {
@@ -355,7 +360,7 @@ impl PendingConversion {
         }
         for path in &self.incomplete {
             match complete(branch, path) {
-                Err(Errno::STALE) => complete_from_origin(directory, &upper, path)?,
+                Err(Errno::STALE | Errno::IO) => complete_from_origin(directory, &upper, path)?,
                 other => unless_gone(other).at(path)?,
             }
         }
@@ -390,8 +395,9 @@ fn complete(branch: &RootedDir, path: &Path) -> Result<()> {
     rustix::fs::futimens(&file, &times(&before))
 }
 
-/// Copies the content into a file whose lower file in the base was replaced. The kernel does not find the content by
-/// name any more, but the object exists as long as a snapshot layer or the history has it.
+/// Copies the content into a file whose lower file in the base was replaced (`ESTALE`), moved or removed (`EIO`). The
+/// kernel does not find the content by name any more, but the object exists as long as the base, a snapshot layer or the
+/// history has it.
 fn complete_from_origin(
     directory: &Path,
     upper: &RootedDir,

@@ -203,6 +203,18 @@ impl BranchTable {
         self.wait_until_closed(selector, View::written_by_kernel)
     }
 
+    /// The same for the parent of a stale branch, which a rebase forks again.
+    pub(super) fn quiesce_parent_of_stale(
+        &self,
+        selector: &BranchRef,
+    ) -> Result<Option<FreezeGuard>, Error> {
+        let branches = self.lock();
+        let stale = selector.find(&branches)?.filter(|branch| branch.record.is_stale);
+        let Some(parent) = stale.map(|branch| branch.record.parent) else { return Ok(None) };
+        drop(branches);
+        self.quiesce_passthrough(&BranchRef::Id(parent))
+    }
+
     fn wait_until_closed(
         &self,
         selector: &BranchRef,

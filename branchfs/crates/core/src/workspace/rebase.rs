@@ -52,6 +52,7 @@ impl Workspace {
         dry_run: bool,
     ) -> Result<BTreeSet<PathBuf>, Error> {
         let _frozen = self.table.quiesce(selector)?;
+        let _parent_frozen = self.table.quiesce_parent_of_stale(selector)?;
         let _transaction_lock = self.engine.begin_transaction()?;
         let held = self
             .table
