@@ -1,16 +1,13 @@
-//! New objects, and files as they are opened.
+//! What the requests for new objects and opened files share.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::{BranchFilesystem, MAIN, MountedBranch, entry};
-use branchfs_core::descriptors::admit_file;
 use branchfs_core::view::{New, NodeIndex, OpenedFile, Owner, View};
-use branchfs_fuse::{BackingId, Caller, Entry, FsResult, Handle, NodeId, OpenFlags, OpenReply};
+use branchfs_fuse::{BackingId, Caller, Entry, FsResult, Handle, NodeId, OpenReply};
 
 impl BranchFilesystem {
     pub(super) fn make(
@@ -74,46 +71,5 @@ impl BranchFilesystem {
             backing: file.backing.map(|backing| BackingId(backing.0)),
             ..OpenReply::default()
         }
-    }
-
-    pub(super) fn create_file(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        (mode, umask): (u32, u32),
-        flags: OpenFlags,
-    ) -> FsResult<(Entry, OpenReply)> {
-        admit_file()?; // before the file is made
-        let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
-        let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
-        let mut view = mounted.live()?;
-        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
-        let file =
-            view.register_new(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
-        let ttl =
-            if view.attributes_are_stable(index) { entry.attributes_ttl } else { Duration::ZERO };
-        let entry = Entry { attributes_ttl: ttl, ..entry };
-        Ok((entry, Self::opened(&mounted, &file)))
-    }
-
-    pub(super) fn create_unnamed(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        (mode, umask): (u32, u32),
-        flags: OpenFlags,
-    ) -> FsResult<(Entry, OpenReply)> {
-        admit_file()?;
-        let _pass = self.mount.enter_request();
-        let (mounted, parent) = self.at(parent)?;
-        let mut view = mounted.writable()?;
-        let owner = Owner { uid: caller.uid, gid: caller.gid };
-        let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
-        view.nodes.add_lookup(index);
-        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
-        let file = view.register_new(index, file, access, self.backer(&mounted))?;
-        let entry = Self::entry_of(&mounted, &mut view, index, attributes);
-        Ok((entry, Self::opened(&mounted, &file)))
     }
 }

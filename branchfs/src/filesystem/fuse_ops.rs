@@ -20,7 +20,7 @@ use branchfs_core::file_io::FileIo;
 use branchfs_core::injected_panics::panic_if_listed;
 use branchfs_core::quota::{Ledger, Quota};
 use branchfs_core::vfs;
-use branchfs_core::view::{New, NodeIndex, ROOT, View};
+use branchfs_core::view::{New, NodeIndex, Owner, ROOT, View};
 use branchfs_fuse::{
     Attributes, Caller, Capabilities, DirectorySink, Entry, FOREVER, Filesystem, FsResult, Handle,
     NodeId, OpenFlags, OpenReply, SetAttr, SetTime, Statfs, Time,
@@ -382,7 +382,17 @@ impl Filesystem for BranchFilesystem {
         umask: u32,
         flags: OpenFlags,
     ) -> FsResult<(Entry, OpenReply)> {
-        self.create_file(caller, parent, name, (mode, umask), flags)
+        admit_file()?; // before the file is made
+        let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
+        let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
+        let mut view = mounted.live()?;
+        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
+        let file =
+            view.register_new(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
+        let ttl =
+            if view.attributes_are_stable(index) { entry.attributes_ttl } else { Duration::ZERO };
+        let entry = Entry { attributes_ttl: ttl, ..entry };
+        Ok((entry, Self::opened(&mounted, &file)))
     }
 
     fn tmpfile(
@@ -393,7 +403,17 @@ impl Filesystem for BranchFilesystem {
         umask: u32,
         flags: OpenFlags,
     ) -> FsResult<(Entry, OpenReply)> {
-        self.create_unnamed(caller, parent, (mode, umask), flags)
+        admit_file()?;
+        let _pass = self.mount.enter_request();
+        let (mounted, parent) = self.at(parent)?;
+        let mut view = mounted.writable()?;
+        let owner = Owner { uid: caller.uid, gid: caller.gid };
+        let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
+        view.nodes.add_lookup(index);
+        let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
+        let file = view.register_new(index, file, access, self.backer(&mounted))?;
+        let entry = Self::entry_of(&mounted, &mut view, index, attributes);
+        Ok((entry, Self::opened(&mounted, &file)))
     }
 
     fn read(

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::error::{Context, Error};
 use crate::no_follow;
-use crate::overlay::{Namespace, parse_redirect};
+use crate::overlay::{Namespace, Redirect};
 use crate::rooted_dir::{self, RootedDir, remove_path};
 use crate::view::HIDDEN;
 use crate::workspace::{
@@ -394,7 +394,7 @@ impl Check {
 
     fn mark(&mut self, tree: &RootedDir, path: &Path, shown: &Path) -> Result<(), Error> {
         let value = |name: &str| tree.get_xattr(path, OsStr::new(name)).ok();
-        if value(self.namespace.redirect()).is_some_and(|to| parse_redirect(&to, path).is_none()) {
+        if value(self.namespace.redirect()).is_some_and(|to| Redirect::parse(&to).is_none()) {
             self.report(&shown.join(path), "its redirect leads out of the layers", None)?;
         }
         if value(self.namespace.opaque()).is_some_and(|value| value != b"y" && value != b"x") {

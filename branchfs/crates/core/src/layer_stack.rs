@@ -15,7 +15,7 @@ use rustix::fs::{FileType, Statx};
 use rustix::io::Errno;
 
 use crate::layer::Layer;
-use crate::overlay::Redirect;
+use crate::overlay::{Below, Redirect};
 use crate::rooted_dir::Result;
 
 /// The store's directory in the base, hidden from every view.
@@ -191,17 +191,18 @@ impl LayerStack {
                 }
                 break;
             }
-            if is_lowest || layer.is_opaque(path)? {
-                break;
-            }
-            if let Some(to) = layer.redirect(path)? {
-                let below = self.redirected(layer, rest, origin, &to)?;
-                if let Some(below) = below.filter(Merged::is_directory) {
-                    made.lowest_ino = below.lowest_ino;
-                    made.at.parts.extend(below.at.parts);
-                    redirected = below.at.origin.filter(|_| self.is_own(layer));
+            match if is_lowest { Below::Nothing } else { layer.below(path)? } {
+                Below::SameName => {}
+                Below::Nothing => break,
+                Below::Redirected(to) => {
+                    let below = self.redirected(layer, rest, origin, &to)?;
+                    if let Some(below) = below.filter(Merged::is_directory) {
+                        made.lowest_ino = below.lowest_ino;
+                        made.at.parts.extend(below.at.parts);
+                        redirected = below.at.origin.filter(|_| self.is_own(layer));
+                    }
+                    break;
                 }
-                break;
             }
         }
         if let (Some(made), Some(origin)) = (&mut found, origin) {

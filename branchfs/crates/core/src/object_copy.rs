@@ -1,11 +1,13 @@
 //! Copying objects: their attributes, and their content without its holes.
 
 use std::ffi::OsStr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{FileType, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{
+    FileType, OFlags, SeekFrom, Statx, StatxTimestamp, Timespec, Timestamps, XattrFlags,
+};
 use rustix::io::Errno;
 
 use crate::overlay::user_xattrs;
@@ -69,6 +71,44 @@ pub fn copy_metadata(from: (&RootedDir, &Path, &Statx), to: (&RootedDir, &Path))
         target.set_mode(new, u32::from(stat.stx_mode))?;
     }
     target.set_times(new, &times(stat))
+}
+
+/// Creates an object of the type of another one that is no directory, with its device number or the path that it names.
+/// `fill` writes the content of a regular file. [`copy_metadata`] does the rest.
+pub(crate) fn create_like(
+    (from, path, stat): (&RootedDir, &Path, &Statx),
+    (to, new): (&RootedDir, &Path),
+    fill: impl FnOnce(&OwnedFd) -> Result<()>,
+) -> Result<()> {
+    let mode = u32::from(stat.stx_mode);
+    match FileType::from_raw_mode(mode) {
+        FileType::RegularFile => fill(&to.create_file(new, 0o600)?),
+        FileType::Symlink => to.make_symlink(new, OsStr::from_bytes(&from.read_link(path)?)),
+        _ => {
+            let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
+            to.make_node(new, mode, device)
+        }
+    }
+}
+
+/// Copies the content of a regular file into an empty one.
+///
+/// # Errors
+/// `ESTALE` if another object has taken its place since.
+pub(crate) fn copy_file(
+    (from, path, stat): (&RootedDir, &Path, &Statx),
+    to: &OwnedFd,
+) -> Result<()> {
+    if stat.stx_size == 0 {
+        return Ok(());
+    }
+    // Others may have put a fifo in its place since: opening that must not wait for a writer.
+    let original = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(&original)?.st_mode);
+    if kind != FileType::RegularFile {
+        return Err(Errno::STALE);
+    }
+    copy_content(original.as_fd(), to.as_fd(), stat.stx_size)
 }
 
 /// Copies `length` bytes of content, keeping holes. A file system that can share blocks does so.

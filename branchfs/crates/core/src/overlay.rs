@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FileType, Statx};
+use rustix::fs::{FileType, Statx, XattrFlags};
 use rustix::io::Errno;
 
 use crate::rooted_dir::{Result, RootedDir, xattr_names};
@@ -85,12 +85,20 @@ pub(crate) fn may_be_whiteout(stat: &Statx) -> bool {
 
 /// The names of an object's extended attributes that users see; none on a file system without extended attributes.
 pub(crate) fn user_xattrs(tree: &RootedDir, path: &Path) -> Result<Vec<OsString>> {
+    xattrs(tree, path, |name| !is_private_xattr(name))
+}
+
+/// The names of those that belong to the format.
+pub(crate) fn private_xattrs(tree: &RootedDir, path: &Path) -> Result<Vec<OsString>> {
+    xattrs(tree, path, is_private_xattr)
+}
+
+fn xattrs(tree: &RootedDir, path: &Path, is_wanted: fn(&OsStr) -> bool) -> Result<Vec<OsString>> {
     let list = match tree.list_xattrs(path) {
         Err(Errno::OPNOTSUPP) => return Ok(Vec::new()),
         other => other?,
     };
-    let names = xattr_names(&list).filter(|name| !is_private_xattr(name));
-    Ok(names.map(OsStr::to_os_string).collect())
+    Ok(xattr_names(&list).filter(|name| is_wanted(name)).map(OsStr::to_os_string).collect())
 }
 
 /// Extended attributes that belong to the format: never shown, never copied, never committed. All others are the users',
@@ -125,13 +133,13 @@ impl Redirect {
             false => (name == path.as_os_str()).then(|| Self::Sibling(name.to_os_string())),
         }
     }
-}
 
-/// The path in the lower layers that the redirect of the object at `path` names; `None` for one that leads out.
-pub(crate) fn parse_redirect(value: &[u8], path: &Path) -> Option<PathBuf> {
-    match Redirect::parse(value)? {
-        Redirect::Path(path) => Some(path),
-        Redirect::Sibling(name) => Some(path.parent()?.join(name)),
+    /// The path in the lower layers that it names as the redirect of the object at `path`.
+    pub(crate) fn of(self, path: &Path) -> PathBuf {
+        match self {
+            Self::Path(origin) => origin,
+            Self::Sibling(name) => path.with_file_name(name),
+        }
     }
 }
 
@@ -140,13 +148,61 @@ pub(crate) fn is_whiteout(tree: &RootedDir, path: &Path, stat: &Statx) -> Result
     Ok(may_be_whiteout(stat) && tree.find_xattr(path, OsStr::new(DEVICE_XATTR))?.is_none())
 }
 
+/// Marks the device 0:0 at `path` as one that a user made, and no whiteout.
+pub(crate) fn mark_device(tree: &RootedDir, path: &Path) -> Result<()> {
+    tree.set_xattr(path, OsStr::new(DEVICE_XATTR), b"0:0", XattrFlags::empty())
+}
+
+/// What a directory of a layer merges with in the layers below.
+#[derive(Debug)]
+pub(crate) enum Below {
+    /// Nothing: it is opaque.
+    Nothing,
+    /// The directory with its name.
+    SameName,
+    /// The directory that its redirect leads to.
+    Redirected(Redirect),
+}
+
+/// What the directory at `path` of a layer merges with. The one place that says how opaque marks and redirects go together.
+///
+/// # Errors
+/// `EUCLEAN` for a redirect that leads out of the layer.
+pub(crate) fn below(tree: &RootedDir, path: &Path, namespace: Namespace) -> Result<Below> {
+    if is_opaque(tree, path, namespace)? {
+        return Ok(Below::Nothing);
+    }
+    Ok(redirect(tree, path, namespace)?.map_or(Below::SameName, Below::Redirected))
+}
+
+/// Whether the directory at `path` of a layer hides those of lower layers.
+pub(crate) fn is_opaque(tree: &RootedDir, path: &Path, namespace: Namespace) -> Result<bool> {
+    let value = tree.find_xattr(path, OsStr::new(namespace.opaque()))?;
+    Ok(value.is_some_and(|value| value == b"y"))
+}
+
+/// The redirect of the object at `path` of a layer, if it has one.
+///
+/// # Errors
+/// `EUCLEAN` for one that leads out of the layer.
+pub(crate) fn redirect(
+    tree: &RootedDir,
+    path: &Path,
+    namespace: Namespace,
+) -> Result<Option<Redirect>> {
+    match tree.find_xattr(path, OsStr::new(namespace.redirect()))? {
+        Some(value) => Redirect::parse(&value).map(Some).ok_or(Errno::UCLEAN),
+        None => Ok(None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_redirect_stays_inside_the_layer() {
-        let parse = |value: &str| parse_redirect(value.as_bytes(), Path::new("a/b"));
+        let parse = |value: &str| Some(Redirect::parse(value.as_bytes())?.of(Path::new("a/b")));
         assert_eq!(parse("/x/y"), Some(PathBuf::from("x/y")));
         assert_eq!(parse("y"), Some(PathBuf::from("a/y")));
         assert_eq!(parse("/x/../../etc"), None);

@@ -30,9 +30,9 @@ use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::no_follow;
 use crate::object_copy::{copy_content, times};
-use crate::overlay::{METACOPY_XATTR, Namespace, is_private_xattr};
+use crate::overlay::{METACOPY_XATTR, Namespace, private_xattrs};
 use crate::overlayfs_mount::{KernelMount, Layers};
-use crate::rooted_dir::{Result, RootedDir, remove_path, xattr_names};
+use crate::rooted_dir::{Result, RootedDir, remove_path};
 use crate::view::HIDDEN;
 use crate::write_set::{Fingerprint, Precondition};
 
@@ -526,12 +526,11 @@ pub(crate) fn convert_to_fuse_layer(
     walked.at(directory)?;
     layer.sync_log().at(directory)?;
     let strip = |path: &Path, kind: FileType| {
-        let list = upper.list_xattrs(path)?;
         let of_directories = [Namespace::Trusted.opaque(), Namespace::Trusted.redirect()];
         let kept = if kind == FileType::Directory { &of_directories[..] } else { &[] };
-        for name in xattr_names(&list).filter(|name| is_private_xattr(name)) {
+        for name in private_xattrs(&upper, path)? {
             if !kept.iter().any(|kept| name == *kept) {
-                upper.remove_xattr(path, name)?;
+                upper.remove_xattr(path, &name)?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use rustix::fs::{RenameFlags, Statx, XattrFlags};
 use rustix::io::Errno;
 
 use super::{Layer, WorkEntry};
-use crate::overlay::{self, Redirect};
+use crate::overlay::{self, Below, Redirect};
 use crate::rooted_dir::{Result, RootedDir};
 
 impl Layer {
@@ -19,13 +19,12 @@ impl Layer {
         overlay::is_whiteout(&self.tree, path, stat)
     }
 
-    /// Whether the directory at `path` hides lower layers.
-    pub(crate) fn is_opaque(&self, path: &Path) -> Result<bool> {
-        let Some(own) = &self.own else {
-            return Ok(false);
-        };
-        let value = self.tree.find_xattr(path, OsStr::new(own.namespace.opaque()))?;
-        Ok(value.is_some_and(|value| value == b"y"))
+    /// What the directory at `path` merges with in the layers below. `EUCLEAN` for a redirect that leads out of the layer.
+    pub(crate) fn below(&self, path: &Path) -> Result<Below> {
+        match &self.own {
+            Some(own) => overlay::below(&self.tree, path, own.namespace),
+            None => Ok(Below::Nothing),
+        }
     }
 
     /// Whether the file at `path` is a metacopy (only in layers that overlayfs wrote).
@@ -36,11 +35,8 @@ impl Layer {
 
     /// The redirect of the object at `path`, if it has one. `EUCLEAN` for one that leads out of the layer.
     pub(crate) fn redirect(&self, path: &Path) -> Result<Option<Redirect>> {
-        let Some(own) = &self.own else {
-            return Ok(None);
-        };
-        match self.tree.find_xattr(path, OsStr::new(own.namespace.redirect()))? {
-            Some(value) => Redirect::parse(&value).map(Some).ok_or(Errno::UCLEAN),
+        match &self.own {
+            Some(own) => overlay::redirect(&self.tree, path, own.namespace),
             None => Ok(None),
         }
     }

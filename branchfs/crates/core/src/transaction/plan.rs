@@ -32,7 +32,7 @@ use super::step::{Location, Metadata, Step, TransactionRoots, directory_of};
 use super::watch::Displaced;
 use crate::diff::ChangeKind;
 use crate::error::{Context, Error};
-use crate::overlay::{DEVICE_XATTR, Namespace, may_be_whiteout};
+use crate::overlay::{self, Namespace};
 use crate::path_filter::PathFilter;
 use crate::rooted_dir::check_length;
 use crate::view::is_hidden;
@@ -248,12 +248,12 @@ pub(crate) fn plan(disk: &TransactionRoots, request: &Request) -> Result<Plan, E
 
 impl BranchLayers<'_> {
     pub(super) fn is_opaque(&self, place: &Location) -> Result<bool, Error> {
-        let value = self.disk.xattr(place, self.request.namespace.opaque())?;
-        Ok(value.is_some_and(|value| value == b"y"))
+        let tree = self.disk.tree(place);
+        overlay::is_opaque(tree, place.path(), self.request.namespace).at(place.path())
     }
 
     pub(super) fn is_whiteout(&self, place: &Location, stat: &Statx) -> Result<bool, Error> {
-        Ok(may_be_whiteout(stat) && self.disk.xattr(place, DEVICE_XATTR)?.is_none())
+        overlay::is_whiteout(self.disk.tree(place), place.path(), stat).at(place.path())
     }
 }
 

@@ -9,10 +9,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, OFlags, Statx, XattrFlags};
+use rustix::fs::{AtFlags, FileType, Statx};
 use rustix::io::Errno;
 
 use super::journal::LoggedTransaction;
@@ -21,8 +20,8 @@ use super::plan::kind_of;
 use super::step::{Location, Metadata, Step, TransactionRoots, set_metadata};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
-use crate::object_copy::{copy_content, copy_metadata};
-use crate::overlay::{DEVICE_XATTR, may_be_whiteout};
+use crate::object_copy::{copy_file, copy_metadata, create_like};
+use crate::overlay::{self, may_be_whiteout};
 use crate::view::ChangedPaths;
 
 /// Fills the empty layer `snapshot_layer` with the inverse of a transaction that was applied and is still in the journal.
@@ -168,8 +167,7 @@ impl SnapshotLayerBuilder<'_> {
             let tree = &self.snapshot_layer.tree;
             tree.make_node(path, u32::from(stat.stx_mode), 0).at(path)?;
             copy_metadata((self.disk.tree(from), from.path(), stat), (tree, path)).at(path)?;
-            let mark = OsStr::new(DEVICE_XATTR);
-            return tree.set_xattr(path, mark, b"0:0", XattrFlags::empty()).at(path);
+            return overlay::mark_device(tree, path).at(path);
         }
         let parent = |path: &Path| path.parent().unwrap_or(Path::new("")).to_path_buf();
         let name = |path: &Path| path.file_name().unwrap_or(OsStr::new(".")).to_os_string();
@@ -194,10 +192,9 @@ impl SnapshotLayerBuilder<'_> {
         self.directory(path.parent().unwrap_or(Path::new("")))?;
         self.changed_paths.paths.insert(path.to_path_buf());
         let (base, tree) = (self.disk.tree(&from), &self.snapshot_layer.tree);
-        let source = base.open(path, OFlags::RDONLY | OFlags::NONBLOCK).at(path)?;
-        let target = tree.create_file(path, 0o600).at(path)?;
-        copy_content(source.as_fd(), target.as_fd(), stat.stx_size).at(path)?;
-        copy_metadata((base, path, &stat), (tree, path)).at(path)?;
+        let original = (base, path, &stat);
+        create_like(original, (tree, path), |copy| copy_file(original, copy)).at(path)?;
+        copy_metadata(original, (tree, path)).at(path)?;
         let made = tree.stat(path).at(path)?;
         self.snapshot_layer.set_origin(made.stx_ino, stat.stx_ino).at(path)?;
         self.snapshot_layer.hard_links().set_count(made.stx_ino, stat.stx_nlink).at(path)

@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error};
-use crate::overlay::{is_private_xattr, user_xattrs};
-use crate::rooted_dir::{RootedDir, xattr_names};
+use crate::overlay::{private_xattrs, user_xattrs};
+use crate::rooted_dir::RootedDir;
 use crate::write_set::{from_hex, to_hex};
 
 /// The two trees a commit works on. Their descriptor caches are the commit's own.
@@ -184,16 +184,12 @@ impl TransactionRoots {
         &self,
         place: &Location,
     ) -> Result<Vec<(OsString, XattrValue)>, Error> {
-        let tree = self.tree(place);
-        let list = match tree.list_xattrs(place.path()) {
-            Err(Errno::OPNOTSUPP) => Vec::new(),
-            other => other.at(place.path())?,
+        let (tree, path) = (self.tree(place), place.path());
+        let with_value = |name: OsString| {
+            let value = tree.get_xattr(path, &name).at(path)?;
+            Ok((name, XattrValue(value)))
         };
-        let marked = |name: &OsStr| {
-            let value = tree.get_xattr(place.path(), name).at(place.path())?;
-            Ok((name.to_os_string(), XattrValue(value)))
-        };
-        xattr_names(&list).filter(|name| is_private_xattr(name)).map(marked).collect()
+        private_xattrs(tree, path).at(path)?.into_iter().map(with_value).collect()
     }
 
     pub(super) fn set_store_times(&self, path: &Path, times: &Timestamps) -> Result<(), Error> {

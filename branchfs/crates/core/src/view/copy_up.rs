@@ -9,14 +9,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Statx, Uid, XattrFlags};
+use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Statx, Uid};
 use rustix::io::Errno;
 
 use super::quota_hooks::{self, Copying};
 use super::{CopyData, LayerPath, NodeIndex, NodeLocation, ROOT, View};
 use crate::ids::LayerId;
 use crate::layer::{Layer, WorkEntry};
-use crate::object_copy::{copy_content, copy_metadata, times};
+use crate::object_copy::{copy_content, copy_file, copy_metadata, create_like, times};
 use crate::overlay;
 use crate::rooted_dir::{Result, RootedDir};
 use crate::write_set::{Fingerprint, Precondition};
@@ -98,19 +98,20 @@ impl View {
         }
         self.record(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
-        let (tree, partial) =
-            (&source.layer.tree, self.layers.partial_at(&source, Some(stat.stx_ino))?);
+        let partial = self.layers.partial_at(&source, Some(stat.stx_ino))?;
         if let Some(partial) = &partial {
             stat.stx_blocks = partial.blocks()?;
         }
         let copying = Copying::charge(&top, &stat, content)?;
         let scratch = WorkEntry::new(&top);
-        copy_object(tree, &source.path, &stat, top.work()?, &scratch, |copy| match &partial {
+        let original = (&source.layer.tree, &*source.path, &stat);
+        copy_object(original, (top.work()?, &scratch), |copy| match &partial {
             _ if self.is_copied_in_part(&stat, content) => {
                 self.layers.begin_copy(&source, &stat, copy)
             }
             Some(partial) if content == CopyData::Yes => partial.copy_to(copy),
-            _ => copy_whole(tree, &source.path, &stat, copy, content),
+            _ if content == CopyData::No => Ok(()),
+            _ => copy_file(original, copy),
         })?;
         let made = top.work()?.stat(&scratch)?;
         keep_parent_times(&top, &path, || {
@@ -189,9 +190,8 @@ impl View {
         let (links, kept) = holder.hard_links().copy_path(origin)?;
         let (scratch, stat) = (WorkEntry::new(&top), links.stat(&kept)?);
         let copying = Copying::charge(&top, &stat, CopyData::Yes)?;
-        copy_object(links, &kept, &stat, top.work()?, &scratch, |copy| {
-            copy_whole(links, &kept, &stat, copy, CopyData::Yes)
-        })?;
+        let original = (links, &*kept, &stat);
+        copy_object(original, (top.work()?, &scratch), |copy| copy_file(original, copy))?;
         let made = top.work()?.stat(&scratch)?;
         keep_parent_times(&top, &path, || {
             top.rename_into_upper(&scratch, &path, RenameFlags::NOREPLACE)
@@ -281,55 +281,17 @@ impl View {
     }
 }
 
-/// Fills the copy of a regular file with all of its content.
-fn copy_whole(
-    from: &RootedDir,
-    path: &Path,
-    stat: &Statx,
-    copy: &OwnedFd,
-    content: CopyData,
-) -> Result<()> {
-    if content == CopyData::No || stat.stx_size == 0 {
-        return Ok(());
-    }
-    // Others may have put a fifo in its place since: opening that must not wait for a writer.
-    let original = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(&original)?.st_mode);
-    if kind != FileType::RegularFile {
-        return Err(Errno::STALE);
-    }
-    copy_content(original.as_fd(), copy.as_fd(), stat.stx_size)
-}
-
 /// Copies an object other than a directory, with all its metadata, to a free path; `fill` writes the content of a
 /// regular file.
 fn copy_object(
-    from: &RootedDir,
-    path: &Path,
-    stat: &Statx,
-    to: &RootedDir,
-    scratch: &Path,
+    from: (&RootedDir, &Path, &Statx),
+    (to, scratch): (&RootedDir, &Path),
     fill: impl FnOnce(&OwnedFd) -> Result<()>,
 ) -> Result<()> {
-    let mode = u32::from(stat.stx_mode);
-    match FileType::from_raw_mode(mode) {
-        FileType::RegularFile => {
-            fill(&to.create_file(scratch, 0o600)?)?;
-        }
-        FileType::Symlink => {
-            use std::os::unix::ffi::OsStrExt;
-            to.make_symlink(scratch, std::ffi::OsStr::from_bytes(&from.read_link(path)?))?;
-        }
-        _ => to.make_node(
-            scratch,
-            mode,
-            rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
-        )?,
-    }
-    copy_metadata((from, path, stat), (to, scratch))?;
-    if overlay::may_be_whiteout(stat) {
-        // Without the mark the copy of a device 0:0 would be a whiteout.
-        to.set_xattr(scratch, OsStr::new(overlay::DEVICE_XATTR), b"0:0", XattrFlags::empty())?;
+    create_like(from, (to, scratch), fill)?;
+    copy_metadata(from, (to, scratch))?;
+    if overlay::may_be_whiteout(from.2) {
+        overlay::mark_device(to, scratch)?; // otherwise the copy would be a whiteout
     }
     Ok(())
 }
@@ -355,8 +317,8 @@ mod tests {
         tree.remove_file(Path::new("file")).unwrap();
         tree.make_node(Path::new("file"), libc::S_IFIFO | 0o600, 0).unwrap();
         let (from, to) = (Path::new("file"), Path::new("copy"));
-        let fill = |copy: &OwnedFd| copy_whole(&tree, from, &stat, copy, CopyData::Yes);
-        let copied = copy_object(&tree, from, &stat, &tree, to, fill);
+        let from = (&tree, from, &stat);
+        let copied = copy_object(from, (&tree, to), |copy| copy_file(from, copy));
         assert_eq!(copied, Err(Errno::STALE));
     }
 }

@@ -2,15 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, OFlags, Statx, XattrFlags};
+use rustix::fs::{FileType, Statx, XattrFlags};
 
-use crate::object_copy::{copy_content, copy_metadata};
-use crate::overlay::{Namespace, is_private_xattr};
-use crate::rooted_dir::{RootedDir, xattr_names};
+use crate::object_copy::{copy_file, copy_metadata, create_like};
+use crate::overlay::{Namespace, private_xattrs};
+use crate::rooted_dir::RootedDir;
 
 /// Copies a layer's content completely, including overlay attributes and hard links.
 pub(super) struct TreeCopy {
@@ -86,22 +84,7 @@ pub(super) fn copy_object(
     (from, path, stat): (&RootedDir, &Path, &Statx),
     (to, new): (&RootedDir, &Path),
 ) -> Result<(), rustix::io::Errno> {
-    let mode = u32::from(stat.stx_mode);
-    match FileType::from_raw_mode(mode) {
-        FileType::RegularFile => {
-            let source = from.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-            let target = to.create_file(new, 0o600)?;
-            copy_content(source.as_fd(), target.as_fd(), stat.stx_size)?;
-        }
-        FileType::Symlink => {
-            let target = from.read_link(path)?;
-            to.make_symlink(new, OsStr::from_bytes(&target))?;
-        }
-        _ => {
-            let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
-            to.make_node(new, mode, device)?;
-        }
-    }
+    create_like((from, path, stat), (to, new), |copy| copy_file((from, path, stat), copy))?;
     describe((from, path, stat), (to, new))
 }
 
@@ -110,15 +93,11 @@ fn describe(
     (from, path, stat): (&RootedDir, &Path, &Statx),
     (to, new): (&RootedDir, &Path),
 ) -> Result<(), rustix::io::Errno> {
-    let list = match from.list_xattrs(path) {
-        Err(rustix::io::Errno::OPNOTSUPP) => Vec::new(),
-        other => other?,
-    };
     // Partial copies have been completed before.
     let is_partial = |name: &OsStr| {
         [Namespace::Trusted, Namespace::User].iter().any(|one| name == one.partial())
     };
-    for name in xattr_names(&list).filter(|name| is_private_xattr(name) && !is_partial(name)) {
+    for name in private_xattrs(from, path)?.iter().filter(|name| !is_partial(name)) {
         let value = from.get_xattr(path, name)?;
         to.set_xattr(new, name, &value, XattrFlags::empty())?;
     }

@@ -6,11 +6,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Statx};
+use rustix::io::Errno;
 
 use super::{BranchLayers, LayerDir, Planner, kind_of};
 use crate::diff::ChangeKind;
 use crate::error::Error;
-use crate::overlay::parse_redirect;
+use crate::overlay::{self, Below, Redirect};
 use crate::transaction::step::{Location, Step};
 
 /// The layer directories and the directory of the base that a directory of the branch is merged from.
@@ -53,16 +54,15 @@ impl BranchLayers<'_> {
     }
 
     pub(super) fn redirect(&self, place: &Location, path: &Path) -> Result<Option<PathBuf>, Error> {
-        let Some(value) = self.disk.xattr(place, self.request.namespace.redirect())? else {
-            return Ok(None);
-        };
-        let origin = parse_redirect(&value, path);
-        origin.map(Some).ok_or_else(|| {
-            Error::Corrupt(format!("{} has a redirect that leads out", path.display()))
-        })
+        let namespace = self.request.namespace;
+        let found = overlay::redirect(self.disk.tree(place), place.path(), namespace);
+        Ok(found.map_err(|error| damage(error, path))?.map(|redirect| redirect.of(path)))
     }
 
     /// Resolves the directory `name` of `sources`; `here` is its path in the base, if it merges with that.
+    ///
+    /// [`crate::layer_stack`] returns what a branch shows. A plan asks for something else: the path in the base that the
+    /// branch's own layers lead to, also if others have removed the directory there, which is drift.
     pub(super) fn follow(
         &self,
         sources: &[LayerDir],
@@ -70,20 +70,30 @@ impl BranchLayers<'_> {
         here: Option<PathBuf>,
     ) -> Result<ResolvedDir, Error> {
         let mut made = ResolvedDir::default();
-        for source in sources {
+        for (position, source) in sources.iter().enumerate() {
             let (now, then) = (source.now.join(name), source.then.join(name));
             let Some(stat) = self.disk.stat(&now)? else { continue };
             if kind_of(&stat) != FileType::Directory {
                 return Ok(made); // a whiteout, or hidden by an upper layer
             }
-            made.chain.push(LayerDir { now: now.clone(), then, layer: source.layer });
-            if self.is_opaque(&now)? {
-                return Ok(made);
-            }
-            if let Some(redirect) = self.redirect(&now, Path::new(name))? {
-                let below = self.follow_redirect(source.layer, &redirect)?;
+            let (tree, namespace) = (self.disk.tree(&now), self.request.namespace);
+            let below = overlay::below(tree, now.path(), namespace);
+            let redirect = match below.map_err(|error| damage(error, now.path()))? {
+                Below::SameName => None,
+                Below::Nothing => Some(ResolvedDir::default()),
+                Below::Redirected(Redirect::Path(path)) => {
+                    Some(self.follow_redirect(source.layer, &path)?)
+                }
+                Below::Redirected(Redirect::Sibling(other)) => {
+                    let here = here.as_ref().map(|here| here.with_file_name(&other));
+                    let below = self.follow(&sources[position + 1..], &other, here)?;
+                    Some(ResolvedDir { is_redirected: true, ..below })
+                }
+            };
+            made.chain.push(LayerDir { now, then, layer: source.layer });
+            if let Some(below) = redirect {
                 made.chain.extend(below.chain);
-                return Ok(ResolvedDir { origin: below.origin, is_redirected: true, ..made });
+                return Ok(ResolvedDir { chain: made.chain, ..below });
             }
         }
         Ok(ResolvedDir { origin: here, ..made })
@@ -120,6 +130,16 @@ impl BranchLayers<'_> {
         let is_in = |layer: &&PathBuf| place.path().starts_with(layer);
         let layer = self.request.layers.iter().position(|layer| is_in(&layer)).unwrap_or(0);
         Ok(self.follow_redirect(layer, &redirect)?.origin)
+    }
+}
+
+/// The error of a redirect of the object at `path`.
+fn damage(error: Errno, path: &Path) -> Error {
+    match error {
+        Errno::UCLEAN => {
+            Error::Corrupt(format!("{} has a redirect that leads out", path.display()))
+        }
+        _ => Error::Io { path: path.to_path_buf(), source: error.into() },
     }
 }
 

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::UpperEntry;
 use crate::layer::{Layer, WorkEntry};
-use crate::overlay::DEVICE_XATTR;
+use crate::overlay::mark_device;
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 use crate::view::CopyData;
@@ -261,7 +261,7 @@ impl View {
             top.set_opaque_in(tree, path)?;
         }
         if is_device_zero(new) && !top.is_base() {
-            tree.set_xattr(path, OsStr::new(DEVICE_XATTR), b"0:0", XattrFlags::empty())?;
+            mark_device(tree, path)?;
         }
         Ok(())
     }
