@@ -180,6 +180,31 @@ fn a_renamed_directory_goes_whole_or_not_at_all() {
     undone(&mount);
 }
 
+/// The base has a directory at the path that the renamed one takes, in a directory of which only a part is committed.
+#[test]
+fn a_directory_that_was_renamed_into_a_replaced_one_is_committed_with_all_its_files() {
+    let mount = Mount::over(fill);
+    shell(&mount.base(), "echo other >moved/other");
+    let branch = mount.create("work");
+    shell(
+        &branch,
+        "rm -r gone; mkdir gone; mv moved gone/below; echo more >>gone/below/file; echo new >gone/n.txt",
+    );
+    let shown = outline(&branch);
+    let words = ["commit", "--only", "moved", "--only", "gone/below"];
+    let said = refusal(&mount.run(&[&words[..], &["--exclude", "y.txt", "work"]].concat(), &[]));
+    assert!(said.contains("gone/below was replaced by the directory moved"), "{said}");
+    succeed(&mount.run(&[&words[..], &["work"]].concat(), &[]));
+    shell(
+        &mount.base(),
+        "test ! -e moved; test \"$(cat gone/below/file gone/below/other)\" = $'old\\nmore\\nother'
+         test ! -e gone/below/y.txt; test -e gone/x.py; test ! -e gone/n.txt",
+    );
+    assert_same(&outline(&branch), &shown, "the branch");
+    mount.commit("work");
+    assert_same(&outline(&mount.base()), &shown, "the rest");
+}
+
 #[test]
 fn a_type_is_not_changed_in_part() {
     let mount = Mount::over(fill);

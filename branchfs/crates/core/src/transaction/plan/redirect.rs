@@ -187,6 +187,13 @@ impl Planner<'_> {
         waiting: Location,
     ) -> Result<(), Error> {
         if let Some(found) = found {
+            if !self.includes_whole(path, existing)? {
+                return Err(Error::Usage(format!(
+                    "{} was replaced by the directory {}: choose all of it or nothing; nothing was committed",
+                    path.display(),
+                    origin.display()
+                )));
+            }
             self.remove(path, existing, found)?;
         } else {
             self.check(existing, None)?;

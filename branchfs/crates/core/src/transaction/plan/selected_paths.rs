@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use rustix::fs::{FileType, Statx};
 
 use super::drift::refuse_mount_point;
-use super::{BranchLayers, LayerDir, Planner, Task, kind_of};
+use super::{LayerDir, Planner, Task, kind_of};
 use crate::diff::ChangeKind;
 use crate::error::Error;
 use crate::path_filter::PathFilter;
@@ -24,32 +24,6 @@ enum Taken {
     Name(PathBuf, Location, Statx),
     /// Everything below the directory was examined.
     Kept(PathBuf, Location, Statx),
-}
-
-impl BranchLayers<'_> {
-    /// The directories `name` in `sources`, down to the first object of another type.
-    pub(super) fn inner(
-        &self,
-        sources: &[LayerDir],
-        name: &OsString,
-    ) -> Result<Vec<LayerDir>, Error> {
-        let mut inner = Vec::new();
-        for source in sources {
-            let (now, then) = (source.now.join(name), source.then.join(name));
-            match self.disk.stat(&now)? {
-                Some(stat) if kind_of(&stat) == FileType::Directory => {
-                    let is_opaque = self.is_opaque(&now)?;
-                    inner.push(LayerDir { now, then, layer: source.layer });
-                    if is_opaque {
-                        break;
-                    }
-                }
-                Some(_) => break,
-                None => {}
-            }
-        }
-        Ok(inner)
-    }
 }
 
 /// Decides which paths the commit includes.
@@ -330,9 +304,12 @@ impl Planner<'_> {
                 if kind_of(&own) == FileType::Directory
                     && kind_of(&found) == FileType::Directory =>
             {
+                let made = self.layers.follow(sources, name, None)?;
+                if made.is_redirected {
+                    return self.plan_name(path, name, sources, existing);
+                }
                 if self.includes_any(path)? || self.includes_below(path, existing)? {
-                    let inner = self.layers.inner(sources, name)?;
-                    self.merge_replaced_dir(path, &inner, existing)?;
+                    self.merge_replaced_dir(path, &made.chain, existing)?;
                 }
                 Ok(())
             }
