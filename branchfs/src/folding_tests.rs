@@ -256,7 +256,7 @@ fn changes_in_a_directory_in_which_upper_and_lower_case_are_one_are_refused_at_t
     let flags = rustix::fs::ioctl_getflags(flags.unwrap()).unwrap();
     assert_eq!(flags.bits(), 0x4000_0000, "the file system is one to test with");
     let branch = workspace.create("one", &BranchRef::Id(0)).unwrap();
-    workspace.mount().mounted(1).unwrap().lock().make_layer().unwrap();
+    workspace.mount().mounted(1).unwrap().lock().tree.make_layer().unwrap();
     let upper = workspace.store().join("layers").join(branch.id.to_string()).join("upper");
     fs::create_dir_all(upper.join("d/folding")).unwrap();
     fs::write(upper.join("d/folding/FILE"), "new").unwrap();

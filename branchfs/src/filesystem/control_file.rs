@@ -47,7 +47,7 @@ impl BranchFilesystem {
 
     /// Attributes of a control file. Only the base's owner may open it; the kernel checks that.
     pub(super) fn control_attributes(&self) -> FsResult<vfs::Attributes> {
-        let root = self.mount.mounted(MAIN)?.lock().getattr(ROOT)?;
+        let root = self.mount.mounted(MAIN)?.lock().tree.getattr(ROOT)?;
         let mode = libc::S_IFREG | 0o600;
         Ok(vfs::Attributes { ino: CONTROL_INDEX, size: 0, blocks: 0, mode, nlink: 1, ..root })
     }
@@ -66,8 +66,8 @@ impl BranchFilesystem {
     /// to be aborted; nothing else of it is.
     pub(super) fn root_attributes(&self, mounted: &MountedBranch) -> FsResult<vfs::Attributes> {
         match mounted.live() {
-            Ok(view) => view.getattr(ROOT),
-            Err(_) if self.control_file.get().is_some() => mounted.lock().getattr(ROOT),
+            Ok(view) => view.tree.getattr(ROOT),
+            Err(_) if self.control_file.get().is_some() => mounted.lock().tree.getattr(ROOT),
             Err(error) => Err(error),
         }
     }

@@ -24,7 +24,7 @@ impl BranchFilesystem {
         let mut view = mounted.writable()?;
         let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create(parent, name, new, umask, owner)?;
-        view.nodes.add_lookup(index);
+        view.tree.nodes.add_lookup(index);
         Ok((entry(&mounted, index, attributes), file))
     }
 
@@ -58,7 +58,9 @@ impl BranchFilesystem {
             return;
         };
         // An error here occurs again, and is reported, when the kernel sends the request.
-        if let Some(Ok(content)) = file.unread_bytes.map(|size| view.content(file.handle, size)) {
+        if let Some(Ok(content)) =
+            file.unread_bytes.map(|size| view.tree.handles.content(file.handle, size))
+        {
             let _ = kernel.store(node, &content);
         }
     }

@@ -73,8 +73,8 @@ impl Filesystem for BranchFilesystem {
             return self.control_entry(mounted.slot);
         }
         let mut view = mounted.live()?;
-        if let Some((index, attributes)) = view.lookup(parent, name)? {
-            view.nodes.add_lookup(index);
+        if let Some((index, attributes)) = view.tree.lookup(parent, name)? {
+            view.tree.nodes.add_lookup(index);
             return Ok(Self::entry_of(&mounted, &mut view, index, attributes));
         }
         let may_become_branch = parent == ROOT && name.as_bytes().starts_with(b"@");
@@ -94,7 +94,7 @@ impl Filesystem for BranchFilesystem {
         let _pass = self.mount.enter_request();
         if let Ok((mounted, index)) = self.at(node) {
             if index != ROOT {
-                mounted.lock_as_it_is().nodes.drop_lookups(index, count);
+                mounted.lock_as_it_is().tree.nodes.drop_lookups(index, count);
             }
         }
     }
@@ -112,7 +112,10 @@ impl Filesystem for BranchFilesystem {
             ));
         }
         let mut view = mounted.live()?;
-        Ok((attributes(view.getattr(index)?), Self::attributes_ttl_of(&mounted, &mut view, index)))
+        Ok((
+            attributes(view.tree.getattr(index)?),
+            Self::attributes_ttl_of(&mounted, &mut view, index),
+        ))
     }
 
     fn setattr(
@@ -243,7 +246,7 @@ impl Filesystem for BranchFilesystem {
         self.refuse_branch_name(&mounted, new_parent, new_name)?;
         let mut view = mounted.writable()?;
         let attributes = view.link(index, new_parent, new_name)?;
-        view.nodes.add_lookup(index);
+        view.tree.nodes.add_lookup(index);
         Ok(Self::entry_of(&mounted, &mut view, index, attributes))
     }
 
@@ -292,7 +295,7 @@ impl Filesystem for BranchFilesystem {
     fn fsyncdir(&self, node: NodeId, _data_only: bool) -> FsResult<()> {
         self.mount.sync_records(Self::split(node).0)?;
         let (mounted, index) = self.at(node)?;
-        let at = mounted.live()?.locate(index)?;
+        let at = mounted.live()?.tree.locate(index)?;
         rustix::fs::fsync(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
     }
 
@@ -369,7 +372,7 @@ impl Filesystem for BranchFilesystem {
     fn syncfs(&self, node: NodeId) -> FsResult<()> {
         self.mount.sync_records(Self::split(node).0)?;
         let (mounted, _) = self.at(node)?;
-        let at = mounted.live()?.locate(ROOT)?;
+        let at = mounted.live()?.tree.locate(ROOT)?;
         rustix::fs::syncfs(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
     }
 
@@ -409,7 +412,7 @@ impl Filesystem for BranchFilesystem {
         let mut view = mounted.writable()?;
         let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
-        view.nodes.add_lookup(index);
+        view.tree.nodes.add_lookup(index);
         let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
         let file = view.register_new(index, file, access, self.backer(&mounted))?;
         let entry = Self::entry_of(&mounted, &mut view, index, attributes);
@@ -537,7 +540,7 @@ impl Filesystem for BranchFilesystem {
             }
         };
         const DIRECTORY: u8 = 4;
-        let own_ino = |view: &View| view.getattr(index).map_or(1, |own| own.ino);
+        let own_ino = |view: &View| view.tree.getattr(index).map_or(1, |own| own.ino);
         if offset == 0 && !push(sink, own_ino(&view), 1, DIRECTORY, OsStr::new(".")) {
             return Ok(());
         }
@@ -563,7 +566,7 @@ impl Filesystem for BranchFilesystem {
                     let ino = told.attributes.map_or(entry.ino, |attributes| attributes.ino);
                     let pushed = sink.push_plus(told, ino, next, kind, &entry.name);
                     if !pushed {
-                        view.nodes.drop_lookups(*child, 1);
+                        view.tree.nodes.drop_lookups(*child, 1);
                     }
                     pushed
                 }
@@ -579,7 +582,7 @@ impl Filesystem for BranchFilesystem {
     fn statfs(&self, node: NodeId) -> FsResult<Statfs> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.live()?;
-        let (root, at) = (view.top(), view.locate(ROOT)?);
+        let (root, at) = (view.tree.top(), view.tree.locate(ROOT)?);
         drop(view);
         let opened = at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let found = rustix::fs::fstatvfs(opened.as_fd())?;

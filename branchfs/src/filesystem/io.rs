@@ -12,7 +12,10 @@ impl BranchFilesystem {
     pub(super) fn content(&self, node: NodeId, handle: Handle) -> FsResult<FileIo> {
         let (mounted, _) = self.at(node)?;
         let view = mounted.live()?;
-        Ok(FileIo { file: view.handles.file(handle.0)?, partial: view.handles.partial(handle.0) })
+        Ok(FileIo {
+            file: view.tree.handles.file(handle.0)?,
+            partial: view.tree.handles.partial(handle.0),
+        })
     }
 
     pub(super) fn writable_content(
@@ -23,9 +26,10 @@ impl BranchFilesystem {
         let (mounted, index) = self.at(node)?;
         let mut view = mounted.writable()?;
         // After a commit of a child the former top layer is a lower layer.
-        view.copy_up(index, CopyData::Yes)?;
-        let (file, partial) = (view.handles.file(handle.0)?, view.handles.partial(handle.0));
-        Ok((FileIo { file, partial }, view.handles.file_use(handle.0)))
+        view.tree.copy_up(index, CopyData::Yes)?;
+        let (file, partial) =
+            (view.tree.handles.file(handle.0)?, view.tree.handles.partial(handle.0));
+        Ok((FileIo { file, partial }, view.tree.handles.file_use(handle.0)))
     }
 
     /// Removes capabilities after a change of content, and the set-id bits if `set_id` is set.

@@ -31,13 +31,13 @@ impl BranchFilesystem {
         name: &OsStr,
     ) -> Option<(NodeIndex, Entry)> {
         if mounted.slot == MAIN
-            || view.nodes.has_lookups(directory, name)
+            || view.tree.nodes.has_lookups(directory, name)
             || self.branch_entry(mounted, directory, name).is_some()
         {
             return None;
         }
-        let (child, attributes) = view.lookup(directory, name).ok().flatten()?;
-        view.nodes.add_lookup(child);
+        let (child, attributes) = view.tree.lookup(directory, name).ok().flatten()?;
+        view.tree.nodes.add_lookup(child);
         Some((child, Self::entry_of(mounted, view, child, attributes)))
     }
 }

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use crate::layer::Layer;
 use crate::overlay::{Below, Redirect};
 use crate::rooted_dir::Result;
+use crate::write_set::{Precondition, Read};
 
 /// The store's directory in the base, hidden from every view.
 pub const HIDDEN: &str = ".branching";
@@ -210,6 +211,20 @@ impl LayerStack {
             made.at.origin = shows_through.then(|| redirected.unwrap_or_else(|| origin.join(name)));
         }
         Ok(found)
+    }
+
+    /// Records a read of a path of the snapshot, if the policy needs it.
+    pub(crate) fn record_read(&self, path: &Path, read: Read) -> Result<()> {
+        self[0].record_read(path, read)
+    }
+
+    /// Records the precondition of a path of the base when the branch first depends on it.
+    pub(crate) fn record(&self, layer: &Layer, path: &Path, expected: Precondition) -> Result<()> {
+        if layer.is_base() && !self[0].is_base() {
+            self[0].record_precondition(path, expected)
+        } else {
+            Ok(())
+        }
     }
 
     /// Follows a redirect of `layer`. `rest` are the directories below the one that has the redirect.

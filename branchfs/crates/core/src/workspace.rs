@@ -459,7 +459,7 @@ impl Workspace {
     /// What the first change in a branch begins with.
     fn make_layer_for_tests(&self, id: BranchId) {
         let slot = self.table.lock()[&id].slot;
-        self.table.mount.mounted(slot).unwrap().lock().make_layer().unwrap();
+        self.table.mount.mounted(slot).unwrap().lock().tree.make_layer().unwrap();
     }
 }
 

@@ -32,7 +32,8 @@ impl Mount {
         for (slot, name) in mounted.places() {
             kernel.invalidate_entry(slot, ROOT, &name);
         }
-        let nodes: Vec<_> = mounted.lock_as_it_is().nodes.all().map(|(index, _)| index).collect();
+        let nodes: Vec<_> =
+            mounted.lock_as_it_is().tree.nodes.all().map(|(index, _)| index).collect();
         for index in nodes {
             kernel.invalidate_node(mounted.slot, index);
         }
@@ -45,7 +46,7 @@ impl Mount {
         if let Some(kernel) = self.kernel.get() {
             let mut known: Vec<_> = {
                 let view = mounted.lock_as_it_is();
-                view.nodes.all().map(|(index, node)| (index, node.names.clone())).collect()
+                view.tree.nodes.all().map(|(index, node)| (index, node.names.clone())).collect()
             };
             // What is below something was mostly looked up after it.
             known.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
@@ -141,7 +142,7 @@ mod tests {
         let slot = mount.add(OsStr::new("branch"), MAIN, vec![base]);
         let mounted = mount.mounted(slot).unwrap();
         {
-            let nodes = &mut mounted.lock().nodes;
+            let nodes = &mut mounted.lock().tree.nodes;
             let folder = nodes.add(FileType::Directory, NodeLocation::Upper, None);
             nodes.name(folder, ROOT, OsStr::new("folder"));
             for name in ["one", "two"] {

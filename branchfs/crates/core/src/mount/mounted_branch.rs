@@ -51,7 +51,7 @@ impl LazyView {
     fn used(&mut self) -> &mut View {
         if let Self::Idle { layers, copies_in_part } = self {
             let mut view = View::new(std::mem::take(layers));
-            view.copies_in_part = Arc::clone(copies_in_part);
+            view.tree.copies_in_part = Arc::clone(copies_in_part);
             *self = Self::Used(Box::new(view));
         }
         match self {
@@ -138,7 +138,7 @@ impl MountedBranch {
     pub(crate) fn nodes(&self) -> usize {
         match &*self.lazy() {
             LazyView::Idle { .. } => 0,
-            LazyView::Used(view) => view.nodes.len(),
+            LazyView::Used(view) => view.tree.nodes.len(),
         }
     }
 

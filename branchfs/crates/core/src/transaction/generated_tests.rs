@@ -285,7 +285,7 @@ impl Case {
             }
         };
         if form == Form::Kernel {
-            mounted.lock().make_layer().unwrap();
+            mounted.lock().tree.make_layer().unwrap();
             let layer = workspace.store().join("layers").join(id.to_string());
             crate::overlayfs_upper::write_for_tests(&self.base(), &layer, |branch| {
                 make(&mut Target::Directory(branch));

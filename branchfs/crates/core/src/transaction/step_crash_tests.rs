@@ -198,34 +198,34 @@ pub(crate) fn parent(view: &mut View, path: &str) -> (NodeIndex, String) {
     let mut parts: Vec<&str> = path.split('/').collect();
     let name = parts.pop().unwrap().to_owned();
     for part in parts {
-        at = view.lookup(at, OsStr::new(part)).unwrap().unwrap().0;
-        view.nodes.add_lookup(at);
+        at = view.tree.lookup(at, OsStr::new(part)).unwrap().unwrap().0;
+        view.tree.nodes.add_lookup(at);
     }
     (at, name)
 }
 
 pub(crate) fn find(view: &mut View, path: &str) -> NodeIndex {
     let (parent, name) = parent(view, path);
-    let found = view.lookup(parent, OsStr::new(&name)).unwrap().unwrap().0;
-    view.nodes.add_lookup(found);
+    let found = view.tree.lookup(parent, OsStr::new(&name)).unwrap().unwrap().0;
+    view.tree.nodes.add_lookup(found);
     found
 }
 
 pub(crate) fn make(view: &mut View, path: &str, new: New<'_>) {
     let (parent, name) = parent(view, path);
     let (index, _, _) = view.create(parent, OsStr::new(&name), new, 0, OWNER).unwrap();
-    view.nodes.add_lookup(index);
+    view.tree.nodes.add_lookup(index);
 }
 
 pub(crate) fn write(view: &mut View, path: &str, content: &str) {
     let (parent, name) = parent(view, path);
-    if view.lookup(parent, OsStr::new(&name)).unwrap().is_none() {
+    if view.tree.lookup(parent, OsStr::new(&name)).unwrap().is_none() {
         make(view, path, New::File { mode: 0o644 });
     }
     let index = find(view, path);
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::TRUNC;
     let opened = view.open(index, flags, false, None).unwrap();
-    let file = view.handles.file(opened.handle).unwrap();
+    let file = view.tree.handles.file(opened.handle).unwrap();
     rustix::io::write(&*file, content.as_bytes()).unwrap();
     view.close(opened.handle);
 }
@@ -237,7 +237,7 @@ pub(crate) fn unlink(view: &mut View, path: &str) {
 
 pub(crate) fn remove_tree(view: &mut View, path: &str) {
     let index = find(view, path);
-    for entry in view.list(index).unwrap() {
+    for entry in view.tree.list(index).unwrap() {
         let below = format!("{path}/{}", entry.name.to_str().unwrap());
         if entry.kind == rustix::fs::FileType::Directory {
             remove_tree(view, &below)
@@ -264,17 +264,17 @@ pub(crate) fn shown(view: &mut View) -> BTreeMap<PathBuf, String> {
     let mut tree = BTreeMap::new();
     let mut pending = vec![(PathBuf::new(), ROOT)];
     while let Some((directory, index)) = pending.pop() {
-        for entry in view.list(index).unwrap() {
+        for entry in view.tree.list(index).unwrap() {
             let path = directory.join(&entry.name);
-            let (found, attributes) = view.lookup(index, &entry.name).unwrap().unwrap();
-            view.nodes.add_lookup(found);
+            let (found, attributes) = view.tree.lookup(index, &entry.name).unwrap().unwrap();
+            view.tree.nodes.add_lookup(found);
             let mut content = Vec::new();
             match entry.kind {
                 rustix::fs::FileType::Directory => pending.push((path.clone(), found)),
                 rustix::fs::FileType::Symlink => content = view.readlink(found).unwrap(),
                 _ => {
                     let opened = view.open(found, rustix::fs::OFlags::RDONLY, false, None).unwrap();
-                    let file = view.handles.file(opened.handle).unwrap();
+                    let file = view.tree.handles.file(opened.handle).unwrap();
                     content.resize(usize::try_from(attributes.size).unwrap(), 0);
                     rustix::io::pread(&*file, &mut content[..], 0).unwrap();
                     view.close(opened.handle);

@@ -7,7 +7,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFla
 use rustix::io::Errno;
 
 use super::CopyData;
-use super::{NodeIndex, NodeLocation, View, attributes};
+use super::{MergedTree, NodeIndex, NodeLocation, ROOT, View, attributes};
 use crate::overlay::is_private_xattr;
 use crate::rooted_dir::{Result, RootedDir, descriptor_path, read_growing, stat_of, xattr_names};
 use crate::vfs::{Attributes, SetAttr, SetTime};
@@ -19,7 +19,7 @@ const SET_ID: u32 = 0o6000;
 /// A kind of extended attribute that writing to a file removes.
 const CAPABILITY: &str = "security.capability";
 
-impl View {
+impl MergedTree {
     /// Returns the attributes of a node.
     pub fn getattr(&self, index: NodeIndex) -> Result<Attributes> {
         let node = self.nodes.get(index)?;
@@ -30,7 +30,7 @@ impl View {
                 let mut found = attributes(&stat, &at.layer);
                 let is_merged = usize::from(*upper) + lowers.len() > 1;
                 // A branch's root as well, before and after the first change.
-                if is_merged || self.is_branch_root(index) {
+                if is_merged || (index == ROOT && self.layers.len() > 1) {
                     found.nlink = 1;
                 }
                 if let Some(lowest) = lowers.last().filter(|_| is_merged) {
@@ -58,10 +58,6 @@ impl View {
         }
     }
 
-    fn is_branch_root(&self, index: NodeIndex) -> bool {
-        index == super::ROOT && self.layers.len() > 1
-    }
-
     fn orphan_attributes(&self, index: NodeIndex) -> Result<Attributes> {
         let last = self.nodes.get(index)?.last_attributes;
         let Some(file) = self.open_file_of(index) else {
@@ -78,19 +74,21 @@ impl View {
         }
         Ok(found)
     }
+}
 
+impl View {
     /// Changes attributes. Order: size, owner, mode, times; a change of owner clears set-id bits as on any file system.
     pub fn setattr(&mut self, index: NodeIndex, changes: &SetAttr) -> Result<Attributes> {
         let content = if changes.size == Some(0) { CopyData::No } else { CopyData::Yes };
-        self.copy_up(index, content)?;
-        if self.nodes.get(index)?.names.is_empty() && index != super::ROOT {
+        self.tree.copy_up(index, content)?;
+        if self.tree.nodes.get(index)?.names.is_empty() && index != ROOT {
             self.setattr_orphan(index, changes)?;
-            return self.getattr(index);
+            return self.tree.getattr(index);
         }
-        let at = self.locate(index)?;
+        let at = self.tree.locate(index)?;
         let tree = &at.layer.tree;
         if let Some(size) = changes.size {
-            match changes.handle.and_then(|handle| self.handles.file(handle).ok()) {
+            match changes.handle.and_then(|handle| self.tree.handles.file(handle).ok()) {
                 Some(file) => self.resize(index, &file, size)?,
                 None => self.resize(index, &tree.open(&at.path, OFlags::WRONLY)?, size)?,
             }
@@ -107,12 +105,12 @@ impl View {
         if let Some(times) = timestamps(changes) {
             tree.set_times(&at.path, &times)?;
         }
-        self.getattr(index)
+        self.tree.getattr(index)
     }
 
     fn setattr_orphan(&mut self, index: NodeIndex, changes: &SetAttr) -> Result<()> {
-        let own = changes.handle.and_then(|handle| self.handles.file(handle).ok());
-        let Some(file) = own.or_else(|| self.open_file_of(index)) else {
+        let own = changes.handle.and_then(|handle| self.tree.handles.file(handle).ok());
+        let Some(file) = own.or_else(|| self.tree.open_file_of(index)) else {
             return Err(Errno::NOENT);
         };
         let through = descriptor_path(file.as_fd());
@@ -140,9 +138,9 @@ impl View {
 
     /// Returns the target of a symbolic link.
     pub fn readlink(&self, index: NodeIndex) -> Result<Vec<u8>> {
-        let at = self.locate(index)?;
-        if let NodeLocation::Lower(at) = &self.nodes.get(index)?.place {
-            self.record_read(&at.path, Read::Content)?;
+        let at = self.tree.locate(index)?;
+        if let NodeLocation::Lower(at) = &self.tree.nodes.get(index)?.place {
+            self.tree.layers.record_read(&at.path, Read::Content)?;
         }
         at.layer.tree.read_link(&at.path)
     }
@@ -152,10 +150,10 @@ impl View {
         if is_private_xattr(name) {
             return Err(Errno::NODATA);
         }
-        match self.locate(index) {
+        match self.tree.locate(index) {
             Ok(at) => at.layer.tree.get_xattr(&at.path, name),
             Err(error) => {
-                let file = self.open_file_of(index).ok_or(error)?;
+                let file = self.tree.open_file_of(index).ok_or(error)?;
                 read_growing(|buffer| rustix::fs::fgetxattr(&*file, name, buffer))
             }
         }
@@ -163,10 +161,10 @@ impl View {
 
     /// Returns the names of the extended attributes, each with a NUL after it.
     pub fn listxattr(&self, index: NodeIndex) -> Result<Vec<u8>> {
-        let list = match self.locate(index) {
+        let list = match self.tree.locate(index) {
             Ok(at) => at.layer.tree.list_xattrs(&at.path)?,
             Err(error) => {
-                let file = self.open_file_of(index).ok_or(error)?;
+                let file = self.tree.open_file_of(index).ok_or(error)?;
                 read_growing(|buffer| rustix::fs::flistxattr(&*file, buffer))?
             }
         };
@@ -190,10 +188,10 @@ impl View {
         if is_private_xattr(name) {
             return Err(Errno::PERM);
         }
-        self.copy_up(index, CopyData::Yes)?;
-        self.nodes.get_mut(index)?.default_acl = None;
+        self.tree.copy_up(index, CopyData::Yes)?;
+        self.tree.nodes.get_mut(index)?.default_acl = None;
         let flags = XattrFlags::from_bits_retain(flags);
-        match self.locate(index) {
+        match self.tree.locate(index) {
             Ok(at) => {
                 at.layer.tree.set_xattr(&at.path, name, value, flags)?;
                 if kill_sgid {
@@ -203,7 +201,7 @@ impl View {
                 Ok(())
             }
             Err(error) => {
-                let file = self.open_file_of(index).ok_or(error)?;
+                let file = self.tree.open_file_of(index).ok_or(error)?;
                 rustix::fs::fsetxattr(&*file, name, value, flags)
             }
         }
@@ -214,12 +212,12 @@ impl View {
         if is_private_xattr(name) {
             return Err(Errno::NODATA);
         }
-        self.copy_up(index, CopyData::Yes)?;
-        self.nodes.get_mut(index)?.default_acl = None;
-        match self.locate(index) {
+        self.tree.copy_up(index, CopyData::Yes)?;
+        self.tree.nodes.get_mut(index)?.default_acl = None;
+        match self.tree.locate(index) {
             Ok(at) => at.layer.tree.remove_xattr(&at.path, name),
             Err(error) => {
-                let file = self.open_file_of(index).ok_or(error)?;
+                let file = self.tree.open_file_of(index).ok_or(error)?;
                 rustix::fs::fremovexattr(&*file, name)
             }
         }

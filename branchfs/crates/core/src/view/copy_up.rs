@@ -13,7 +13,7 @@ use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Statx, Uid};
 use rustix::io::Errno;
 
 use super::quota_hooks::{self, Copying};
-use super::{CopyData, LayerPath, NodeIndex, NodeLocation, ROOT, View};
+use super::{CopyData, LayerPath, MergedTree, NodeIndex, NodeLocation, ROOT};
 use crate::ids::LayerId;
 use crate::layer::{Layer, WorkEntry};
 use crate::object_copy::{copy_content, copy_file, copy_metadata, create_like, times};
@@ -21,7 +21,7 @@ use crate::overlay;
 use crate::rooted_dir::{Result, RootedDir};
 use crate::write_set::{Fingerprint, Precondition};
 
-impl View {
+impl MergedTree {
     /// Copies the node up, if it is not in the top layer. Directories are copied without their entries.
     pub fn copy_up(&mut self, index: NodeIndex, content: CopyData) -> Result<()> {
         match &self.nodes.get(index)?.place {
@@ -67,7 +67,11 @@ impl View {
     fn copy_up_directory(&mut self, index: NodeIndex) -> Result<()> {
         let source = self.locate(index)?;
         let stat = source.layer.tree.stat(&source.path)?;
-        self.record(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        self.layers.record(
+            &source.layer,
+            &source.path,
+            Precondition::Present(Fingerprint::of(&stat)),
+        )?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let charge = quota_hooks::charge_name(&top, FileType::Directory)?;
         let scratch = WorkEntry::new(&top);
@@ -93,10 +97,14 @@ impl View {
         let mut stat = source.layer.tree.stat(&source.path)?;
         if !self.is_as_looked_up(index, &stat)? {
             // The kernel may have cached pages of the old object, which must not become those of the copy.
-            self.supersede_names(index);
+            self.nodes.supersede_names(index);
             return Err(Errno::STALE);
         }
-        self.record(&source.layer, &source.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        self.layers.record(
+            &source.layer,
+            &source.path,
+            Precondition::Present(Fingerprint::of(&stat)),
+        )?;
         let (top, path) = (self.top(), self.nodes.path(index)?);
         let partial = self.layers.partial_at(&source, Some(stat.stx_ino))?;
         if let Some(partial) = &partial {
@@ -148,7 +156,7 @@ impl View {
             if let Some(below) = self.find_below(*parent, name)? {
                 if let NodeLocation::Lower(at) = &below.place {
                     let stat = at.layer.tree.stat(&at.path)?;
-                    self.record(
+                    self.layers.record(
                         &at.layer,
                         &at.path,
                         Precondition::Present(Fingerprint::of(&stat)),
@@ -179,7 +187,7 @@ impl View {
         };
         self.copy_up(parent, CopyData::Yes)?;
         let stat = at.layer.tree.stat(&at.path)?;
-        self.record(&at.layer, &at.path, Precondition::Present(Fingerprint::of(&stat)))?;
+        self.layers.record(&at.layer, &at.path, Precondition::Present(Fingerprint::of(&stat)))?;
         let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
         if holder.id == top.id {
             keep_parent_times(&top, &path, || top.hard_links().link_copy(origin, &path))?;
@@ -269,15 +277,6 @@ impl View {
         }
         self.nodes.get_mut(index)?.place = NodeLocation::Orphan;
         Ok(())
-    }
-
-    /// Records the precondition of a path of the base when the branch first depends on it.
-    pub(crate) fn record(&self, layer: &Layer, path: &Path, expected: Precondition) -> Result<()> {
-        if layer.is_base() && !self.top().is_base() {
-            self.top().record_precondition(path, expected)
-        } else {
-            Ok(())
-        }
     }
 }
 

@@ -7,9 +7,12 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use super::location::NodeIndex;
+use crate::ids::LayerId;
+use crate::layer_stack::LayerPath;
 use crate::lazy_copy_up::PartialCopy;
 use crate::quota::FileAccount;
 use crate::rooted_dir::Result;
+use crate::vfs::{BackingFiles, BackingId};
 
 /// An open file description.
 #[derive(Debug)]
@@ -23,6 +26,28 @@ struct Open {
     file_use: Option<Arc<FileAccount>>,
     /// The partial copy, if the file is one.
     partial: Option<Arc<PartialCopy>>,
+}
+
+/// A file that the kernel reads and writes, as long as its node is open.
+pub(crate) struct Backing {
+    pub(crate) id: BackingId,
+    /// Its path when it was opened, if it had a name.
+    pub(super) at: Option<LayerPath>,
+    /// The layer that the file was in.
+    pub(super) layer: LayerId,
+    pub(super) kernel: Arc<dyn BackingFiles>,
+}
+
+impl std::fmt::Debug for Backing {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Backing({:?} in {:?})", self.id, self.layer)
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        self.kernel.close_backing(self.id);
+    }
 }
 
 /// The open files of one view, by handle.
@@ -53,6 +78,14 @@ impl Handles {
         self.table.get(&handle).map(|open| Arc::clone(&open.file)).ok_or(Errno::BADF)
     }
 
+    /// The first `size` bytes of an open file.
+    pub fn content(&self, handle: u64, size: usize) -> Result<Vec<u8>> {
+        let mut content = vec![0; size];
+        let read = rustix::io::pread(&*self.file(handle)?, content.as_mut_slice(), 0)?;
+        content.truncate(read);
+        Ok(content)
+    }
+
     /// Marks an open file as opened for execution.
     pub(crate) fn mark_executed(&mut self, handle: u64) {
         if let Some(open) = self.table.get_mut(&handle) {
@@ -60,8 +93,9 @@ impl Handles {
         }
     }
 
-    pub(crate) fn is_executed(&self, handle: u64) -> bool {
-        self.table.get(&handle).is_some_and(|open| open.executed)
+    /// Whether one of these is opened for execution.
+    pub(crate) fn is_executed(&self, handles: &[u64]) -> bool {
+        handles.iter().filter_map(|handle| self.table.get(handle)).any(|open| open.executed)
     }
 
     /// The account of an open file, if it has one.

@@ -2,7 +2,12 @@
 
 use std::sync::Arc;
 
+use rustix::fs::FileType;
+
+use crate::ids::LayerId;
 use crate::layer_stack::LayerPath;
+use crate::vfs::Attributes;
+use crate::write_set::Fingerprint;
 
 /// Index of a node within its view; 1 is the branch's root directory.
 pub type NodeIndex = u64;
@@ -26,4 +31,16 @@ pub enum NodeLocation {
     Lower(LayerPath),
     /// It has no name any more and exists while it is open.
     Orphan,
+}
+
+/// The result of a merged lookup.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) kind: FileType,
+    pub(crate) place: NodeLocation,
+    /// Layer and inode number of the object itself (not of a directory).
+    pub(crate) inode: Option<(LayerId, u64)>,
+    /// State of a regular file of a lower layer.
+    pub(crate) identity: Option<Fingerprint>,
+    pub(crate) attributes: Attributes,
 }

@@ -7,7 +7,7 @@
 //!
 //! The kernel has one page cache for each node, which every open descriptor and mapping fills. So a file's node never
 //! changes from one object to another with different content: where a name comes to mean another object, it gets a new
-//! node ([`super::View::supersede_names`]). The old node stays with the descriptors that have it open, and with the old
+//! node ([`Nodes::supersede_names`]). The old node stays with the descriptors that have it open, and with the old
 //! object. Copy-up keeps the node, because the copy has the same content.
 
 use std::collections::HashMap;
@@ -18,13 +18,21 @@ use std::sync::Arc;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-use super::listing::Listed;
-use super::location::{NodeIndex, NodeLocation, ROOT};
-use super::open::Backing;
+use super::changed_paths::ChangedPaths;
+use super::handles::Backing;
+use super::location::{Found, NodeIndex, NodeLocation, ROOT};
 use crate::ids::LayerId;
-use crate::rooted_dir::Result;
+use crate::layer_stack::LayerPath;
+use crate::rooted_dir::{DirectoryEntry, Result};
 use crate::vfs::Attributes;
 use crate::write_set::Fingerprint;
+
+/// A name in a listing, with the offset from which on the rest follows.
+#[derive(Debug)]
+pub struct Listed {
+    pub offset: u64,
+    pub entry: DirectoryEntry,
+}
 
 /// An object that the kernel knows by a node id.
 #[derive(Debug)]
@@ -253,6 +261,127 @@ impl Nodes {
                 self.remove_child(parent, &name);
                 pending.push(parent);
             }
+        }
+    }
+
+    /// Removes a name from a node; without a name the node exists only while it is open.
+    pub(super) fn orphan(
+        &mut self,
+        parent: NodeIndex,
+        name: &OsStr,
+        attributes: Option<Attributes>,
+    ) {
+        let Some(index) = self.unname(parent, name) else {
+            return;
+        };
+        let Ok(node) = self.get_mut(index) else {
+            return;
+        };
+        if node.names.is_empty() {
+            node.last_attributes = attributes.map(|last| Attributes {
+                nlink: if node.kind == FileType::Directory {
+                    0
+                } else {
+                    last.nlink.saturating_sub(1)
+                },
+                ..last
+            });
+            if !matches!(node.place, NodeLocation::Lower(_)) {
+                node.place = NodeLocation::Orphan;
+            }
+            self.set_inode(index, None);
+        }
+        self.drop_unused(index);
+    }
+
+    /// The node for a lookup result: the one known by that name or that inode, or a new one.
+    /// `is_base`: others rename, remove and create files, so an inode with one link has no other name any more.
+    pub(super) fn intern(
+        &mut self,
+        parent: NodeIndex,
+        name: &OsStr,
+        found: Found,
+        is_base: bool,
+    ) -> NodeIndex {
+        let known = self.child(parent, name);
+        if let Some(index) = known.filter(|index| self.is_same_object(*index, &found)) {
+            return index;
+        }
+        let linked = found.inode.and_then(|inode| self.by_inode(inode));
+        let index = match linked.filter(|index| self.is_other_name(*index, &found, is_base)) {
+            Some(index) => index,
+            None => {
+                let index = self.add(found.kind, found.place, found.inode);
+                if let Ok(node) = self.get_mut(index) {
+                    node.identity = found.identity;
+                }
+                index
+            }
+        };
+        if known.is_some_and(|known| known != index) {
+            self.supersede_name(parent, name);
+        }
+        self.name(index, parent, name);
+        index
+    }
+
+    /// Whether a node with the inode of an object that was found under another name is that object.
+    fn is_other_name(&self, index: NodeIndex, found: &Found, is_base: bool) -> bool {
+        let is_linked = !is_base || found.attributes.nlink > 1;
+        self.get(index).is_ok_and(|node| {
+            let is_known = node.names.is_empty() || is_linked;
+            node.kind == found.kind && node.identity == found.identity && is_known
+        })
+    }
+
+    /// Takes a name of a file that means another object now from its node.
+    fn supersede_name(&mut self, parent: NodeIndex, name: &OsStr) {
+        let node = self.child(parent, name).and_then(|index| self.get(index).ok());
+        let Some(node) = node else { return };
+        let place = match &node.place {
+            NodeLocation::Lower(at) => NodeLocation::Lower(at.clone()),
+            _ => NodeLocation::Orphan,
+        };
+        self.split_node(parent, name, place);
+    }
+
+    /// Removes all names from a node whose names now lead to another object.
+    pub(crate) fn supersede_names(&mut self, index: NodeIndex) {
+        let names = self.get(index).map(|node| node.names.clone()).unwrap_or_default();
+        for (parent, name) in names {
+            self.supersede_name(parent, &name);
+        }
+    }
+
+    fn is_same_object(&self, index: NodeIndex, found: &Found) -> bool {
+        let Ok(node) = self.get(index) else {
+            return false;
+        };
+        let place_is_same = match (&node.place, &found.place) {
+            (NodeLocation::Directory { .. }, NodeLocation::Directory { .. })
+            | (NodeLocation::Upper, NodeLocation::Upper) => true,
+            (NodeLocation::Lower(one), NodeLocation::Lower(other)) => {
+                one.layer.id == other.layer.id
+            }
+            _ => false,
+        };
+        let inode_is_same = match found.inode {
+            Some(inode) => self.by_inode(inode) == Some(index),
+            None => true,
+        };
+        let state_is_same = node.identity == found.identity;
+        node.kind == found.kind && place_is_same && inode_is_same && state_is_same
+    }
+
+    /// Whether a node shows an object of the base at a path that changed.
+    pub(super) fn is_over(&self, index: NodeIndex, changed: &[Arc<ChangedPaths>]) -> bool {
+        let is_changed = |at: &LayerPath| {
+            at.layer.is_base() && changed.iter().any(|changed| changed.changes(&at.path))
+        };
+        match self.get(index).map(|node| &node.place) {
+            Ok(NodeLocation::Directory { lowers, .. }) => lowers.iter().any(is_changed),
+            Ok(NodeLocation::Lower(at)) => is_changed(at),
+            _ => false,
         }
     }
 

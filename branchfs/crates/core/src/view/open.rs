@@ -30,7 +30,8 @@ use rustix::fs::{Mode, OFlags, Statx};
 use rustix::io::Errno;
 
 use super::CopyData;
-use super::{LayerPath, NodeIndex, NodeLocation, View};
+use super::handles::Backing;
+use super::{MergedTree, NodeIndex, NodeLocation, View};
 use crate::descriptors::admit_opened;
 use crate::ids::LayerId;
 use crate::rooted_dir::{Result, stat_of};
@@ -57,28 +58,6 @@ const EXECUTED: u32 = 0o40;
 /// Set-user-id and set-group-id.
 const SET_ID: u16 = 0o6000;
 
-/// A file that the kernel reads and writes, as long as its node is open.
-pub(crate) struct Backing {
-    pub(crate) id: BackingId,
-    /// Its path when it was opened, if it had a name.
-    at: Option<LayerPath>,
-    /// The layer that the file was in.
-    layer: LayerId,
-    kernel: Arc<dyn BackingFiles>,
-}
-
-impl std::fmt::Debug for Backing {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "Backing({:?} in {:?})", self.id, self.layer)
-    }
-}
-
-impl Drop for Backing {
-    fn drop(&mut self) {
-        self.kernel.close_backing(self.id);
-    }
-}
-
 /// The reply to an open request.
 #[derive(Debug)]
 pub struct OpenedFile {
@@ -92,6 +71,44 @@ pub struct OpenedFile {
     pub keeps_pages: bool,
     /// The kernel's cached attributes must be dropped: they changed, or may change from now on without a request.
     pub outdates_attributes: bool,
+}
+
+impl MergedTree {
+    /// Whether the attributes of a lower file are those that the kernel knows.
+    pub(super) fn is_as_looked_up(&self, index: NodeIndex, stat: &Statx) -> Result<bool> {
+        let known = self.nodes.get(index)?.identity;
+        Ok(known.is_none_or(|known| known == Fingerprint::of(stat)))
+    }
+
+    /// The layer that a regular file's content is in.
+    fn content_layer(&self, index: NodeIndex) -> Result<LayerId> {
+        Ok(match &self.nodes.get(index)?.place {
+            NodeLocation::Lower(at) => at.layer.id,
+            NodeLocation::Upper | NodeLocation::Orphan | NodeLocation::Directory { .. } => {
+                self.layers[0].id
+            }
+        })
+    }
+
+    /// Whether open files of the node use a file that is not the node's any more.
+    fn is_superseded(&self, index: NodeIndex) -> Result<bool> {
+        let node = self.nodes.get(index)?;
+        let layer = self.content_layer(index)?;
+        Ok(!node.names.is_empty()
+            && node.backing.as_ref().is_some_and(|backing| backing.layer != layer))
+    }
+
+    fn is_being_written(&self, index: NodeIndex) -> bool {
+        let Ok(at) = self.locate(index) else {
+            return false; // nothing to commit, and nothing that a name leads to
+        };
+        let Ok(file) = at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::NONBLOCK) else {
+            return false;
+        };
+        let owner = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_uid);
+        // File systems without leases cannot say; there a mapping without a descriptor goes unnoticed.
+        crate::sys::is_being_written(file.as_fd(), owner).unwrap_or(false)
+    }
 }
 
 impl View {
@@ -108,22 +125,25 @@ impl View {
         let access = flags & OFlags::RWMODE;
         let writable = matches!(access, OFlags::WRONLY | OFlags::RDWR);
         let truncate = flags.contains(OFlags::TRUNC);
-        if self.nodes.get(index)?.superseded {
+        if self.tree.nodes.get(index)?.superseded {
             return Err(Errno::STALE); // looked up again, the path leads to another node
         }
-        if truncate && !writable && self.is_executed(index)? {
+        if truncate
+            && !writable
+            && self.tree.handles.is_executed(&self.tree.nodes.get(index)?.handles)
+        {
             // The kernel asks us to truncate before it finds that the file must not be written to.
             return Err(Errno::TXTBSY);
         }
         if writable || truncate {
-            self.copy_up(index, if truncate { CopyData::No } else { CopyData::Yes })?;
+            self.tree.copy_up(index, if truncate { CopyData::No } else { CopyData::Yes })?;
         }
-        if self.is_superseded(index)? {
+        if self.tree.is_superseded(index)? {
             self.split_node(index)?;
             return Err(Errno::STALE);
         }
-        if let NodeLocation::Lower(at) = &self.nodes.get(index)?.place {
-            self.record_read(&at.path, Read::Content)?;
+        if let NodeLocation::Lower(at) = &self.tree.nodes.get(index)?.place {
+            self.tree.layers.record_read(&at.path, Read::Content)?;
         }
         let file = self.open_content(index, writable, truncate)?;
         if !writable && !truncate {
@@ -131,7 +151,7 @@ impl View {
         }
         let mut stat = stat_of(&file)?;
         if !self.is_object(index, &stat)? {
-            self.supersede_names(index);
+            self.tree.nodes.supersede_names(index);
             return Err(Errno::STALE);
         }
         let has_lost_privileges =
@@ -142,7 +162,7 @@ impl View {
         let mut opened = self.choose_backing(index, file, &stat, access, kernel)?;
         opened.outdates_attributes |= has_lost_privileges;
         if flags.bits() & EXECUTED != 0 {
-            self.handles.mark_executed(opened.handle);
+            self.tree.handles.mark_executed(opened.handle);
         }
         Ok(opened)
     }
@@ -150,46 +170,35 @@ impl View {
     /// Whether a file with this status that was opened by the node's path is the object that the kernel has attributes and pages of.
     /// Others may have changed or replaced it in the base.
     fn is_object(&self, index: NodeIndex, stat: &Statx) -> Result<bool> {
-        let node = self.nodes.get(index)?;
+        let node = self.tree.nodes.get(index)?;
         Ok(match &node.place {
-            NodeLocation::Lower(_) => self.is_as_looked_up(index, stat)?,
+            NodeLocation::Lower(_) => self.tree.is_as_looked_up(index, stat)?,
             NodeLocation::Upper => {
-                self.nodes.inode(index).is_none_or(|(_, known)| known == stat.stx_ino)
+                self.tree.nodes.inode(index).is_none_or(|(_, known)| known == stat.stx_ino)
             }
             NodeLocation::Orphan | NodeLocation::Directory { .. } => true,
         })
-    }
-
-    /// Whether the attributes of a lower file are those that the kernel knows.
-    pub(super) fn is_as_looked_up(&self, index: NodeIndex, stat: &Statx) -> Result<bool> {
-        let known = self.nodes.get(index)?.identity;
-        Ok(known.is_none_or(|known| known == Fingerprint::of(stat)))
-    }
-
-    fn is_executed(&self, index: NodeIndex) -> Result<bool> {
-        let node = self.nodes.get(index)?;
-        Ok(node.handles.iter().any(|handle| self.handles.is_executed(*handle)))
     }
 
     /// A descriptor of a node's content.
     fn open_content(&self, index: NodeIndex, writable: bool, truncate: bool) -> Result<OwnedFd> {
         // Reading and writing: a write through a private mapping reads the page first.
         let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-        let at = match self.locate(index) {
+        let at = match self.tree.locate(index) {
             Ok(at) => at,
             Err(error) => {
                 // An orphan is opened again through a descriptor that is still there (/proc/self/fd).
-                let file = self.open_file_of(index).ok_or(error)?;
+                let file = self.tree.open_file_of(index).ok_or(error)?;
                 let through = crate::rooted_dir::descriptor_path(file.as_fd());
                 return rustix::fs::open(through, access | OFlags::CLOEXEC, Mode::empty());
             }
         };
         let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
-        if let Some(partial) = self.partial_of(index)?.filter(|_| truncate) {
+        if let Some(partial) = self.tree.partial_of(index)?.filter(|_| truncate) {
             partial.resize(0)?;
         }
         let open = || at.layer.tree.open(&at.path, access | trunc | OFlags::NONBLOCK);
-        match self.file_use(index)? {
+        match self.tree.file_use(index)? {
             Some(file_use) if truncate => {
                 let before = at.layer.tree.open(&at.path, OFlags::PATH)?;
                 file_use.resize(before.as_fd(), 0, open)
@@ -221,19 +230,20 @@ impl View {
         kernel: Option<&Arc<dyn BackingFiles>>,
     ) -> Result<OpenedFile> {
         let writable = access != OFlags::RDONLY;
-        let layer = self.content_layer(index)?;
-        if writable && layer != self.layers[0].id {
+        let layer = self.tree.content_layer(index)?;
+        if writable && layer != self.tree.layers[0].id {
             return Err(Errno::IO); // never: it would be written to the layer of another
         }
-        let backing = self.nodes.get(index)?.backing.as_ref();
+        let backing = self.tree.nodes.get(index)?.backing.as_ref();
         if writable && backing.is_some_and(|backing| backing.layer != layer) {
             return Err(Errno::STALE); // without a name, and copied up since: no name leads to the copy
         }
-        let partial = self.partial_of(index)?;
+        let partial = self.tree.partial_of(index)?;
         let mut unread_bytes = None;
-        if self.nodes.get(index)?.handles.is_empty() {
+        if self.tree.nodes.get(index)?.handles.is_empty() {
             // Writes within a disk limit are charged in advance.
-            let is_counted = layer == self.layers[0].id && self.layers[0].ledger().is_some();
+            let is_counted =
+                layer == self.tree.layers[0].id && self.tree.layers[0].ledger().is_some();
             let is_whole = partial.as_ref().is_none_or(|partial| partial.is_complete());
             let is_by_kernel =
                 writable || stat.stx_size >= big_file_bytes() || !self.attributes_are_stable(index);
@@ -243,8 +253,8 @@ impl View {
                 // If the kernel refuses the backing file, for whatever reason, the daemon serves the file.
                 .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
                 .map(|(kernel, id)| (id, Arc::clone(kernel)));
-            let at = self.locate(index).ok();
-            let node = self.nodes.get_mut(index)?;
+            let at = self.tree.locate(index).ok();
+            let node = self.tree.nodes.get_mut(index)?;
             let backing = backing.map(|(id, kernel)| Backing { id, at, layer, kernel });
             if !writable && !node.was_opened && partial.is_none() {
                 let bytes = usize::try_from(stat.stx_size).unwrap_or(usize::MAX);
@@ -254,7 +264,7 @@ impl View {
             node.was_opened = true;
         }
         let handle = self.add_handle(index, file, writable, partial)?;
-        let node = self.nodes.get_mut(index)?;
+        let node = self.tree.nodes.get_mut(index)?;
         let backing = node.backing.as_ref().map(|backing| backing.id);
         let keeps_pages = !node.pages_outdated;
         node.pages_outdated = writable && backing.is_some();
@@ -263,58 +273,32 @@ impl View {
         Ok(OpenedFile { handle, backing, unread_bytes, keeps_pages, outdates_attributes })
     }
 
-    /// The first `size` bytes of an open file.
-    pub fn content(&self, handle: u64, size: usize) -> Result<Vec<u8>> {
-        let mut content = vec![0; size];
-        let read = rustix::io::pread(&*self.handles.file(handle)?, content.as_mut_slice(), 0)?;
-        content.truncate(read);
-        Ok(content)
-    }
-
     /// Closes an open file.
     pub fn close(&mut self, handle: u64) {
-        if let Some((file_use, file)) = self.handles.counted(handle) {
+        if let Some((file_use, file)) = self.tree.handles.counted(handle) {
             file_use.closed(file.as_fd());
         }
-        let Some(index) = self.handles.remove(handle) else {
+        let Some(index) = self.tree.handles.remove(handle) else {
             return;
         };
-        if let Ok(node) = self.nodes.get_mut(index) {
+        if let Ok(node) = self.tree.nodes.get_mut(index) {
             node.handles.retain(|open| *open != handle);
             if node.handles.is_empty() {
                 node.backing = None;
             }
         }
-        self.nodes.drop_unused(index);
-    }
-
-    /// The layer that a regular file's content is in.
-    fn content_layer(&self, index: NodeIndex) -> Result<LayerId> {
-        Ok(match &self.nodes.get(index)?.place {
-            NodeLocation::Lower(at) => at.layer.id,
-            NodeLocation::Upper | NodeLocation::Orphan | NodeLocation::Directory { .. } => {
-                self.layers[0].id
-            }
-        })
-    }
-
-    /// Whether open files of the node use a file that is not the node's any more.
-    fn is_superseded(&self, index: NodeIndex) -> Result<bool> {
-        let node = self.nodes.get(index)?;
-        let layer = self.content_layer(index)?;
-        Ok(!node.names.is_empty()
-            && node.backing.as_ref().is_some_and(|backing| backing.layer != layer))
+        self.tree.nodes.drop_unused(index);
     }
 
     /// Detaches a node from its names, which get a new node at the next lookup. Existing opens keep it.
     fn split_node(&mut self, index: NodeIndex) -> Result<()> {
-        let last = self.getattr(index).ok();
-        let node = self.nodes.get_mut(index)?;
+        let last = self.tree.getattr(index).ok();
+        let node = self.tree.nodes.get_mut(index)?;
         node.last_attributes = last;
         let before = node.backing.as_ref().and_then(|backing| backing.at.clone());
         let place = before.map_or(NodeLocation::Orphan, NodeLocation::Lower);
         for (parent, name) in node.names.clone() {
-            self.nodes.split_node(parent, &name, place.clone());
+            self.tree.nodes.split_node(parent, &name, place.clone());
         }
         Ok(())
     }
@@ -325,9 +309,9 @@ impl View {
         if !self.mapped.contains(&index) {
             return true;
         }
-        let has_settled = match self.nodes.get(index) {
+        let has_settled = match self.tree.nodes.get(index) {
             Ok(node) if !node.handles.is_empty() => false,
-            Ok(_) => !self.is_being_written(index),
+            Ok(_) => !self.tree.is_being_written(index),
             Err(_) => true, // a mapping would have kept the kernel from forgetting it
         };
         if has_settled {
@@ -336,40 +320,18 @@ impl View {
         has_settled
     }
 
-    fn is_being_written(&self, index: NodeIndex) -> bool {
-        let Ok(at) = self.locate(index) else {
-            return false; // nothing to commit, and nothing that a name leads to
-        };
-        let Ok(file) = at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::NONBLOCK) else {
-            return false;
-        };
-        let owner = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_uid);
-        // File systems without leases cannot say; there a mapping without a descriptor goes unnoticed.
-        crate::sys::is_being_written(file.as_fd(), owner).unwrap_or(false)
-    }
-
-    /// Files that may be written: open for writing, or mapped writable after they were closed.
-    pub(crate) fn written(&mut self) -> Vec<PathBuf> {
+    /// Files that may be written: open for writing, or mapped writable after they were closed. `by_kernel`: only those
+    /// that the kernel writes without a request, which a freeze does not stop.
+    pub(crate) fn written(&mut self, by_kernel: bool) -> Vec<PathBuf> {
         let mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
-        let mut written: Vec<NodeIndex> = self.handles.written().collect();
-        written.extend(mapped.into_iter().filter(|index| !self.attributes_are_stable(*index)));
-        let mut paths: Vec<PathBuf> =
-            written.into_iter().filter_map(|index| self.nodes.path(index).ok()).collect();
-        paths.sort();
-        paths.dedup();
-        paths
-    }
-
-    /// Those of them that a freeze does not stop: the kernel writes them without a request.
-    pub(crate) fn written_by_kernel(&mut self) -> Vec<PathBuf> {
-        let mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
-        let open: Vec<NodeIndex> = self.handles.written().collect();
+        let MergedTree { nodes, handles, .. } = &self.tree;
         let is_backed =
-            |index: &NodeIndex| self.nodes.get(*index).is_ok_and(|node| node.backing.is_some());
-        let mut written: Vec<NodeIndex> = open.into_iter().filter(is_backed).collect();
+            |index: &NodeIndex| nodes.get(*index).is_ok_and(|node| node.backing.is_some());
+        let mut written: Vec<NodeIndex> =
+            handles.written().filter(|index| !by_kernel || is_backed(index)).collect();
         written.extend(mapped.into_iter().filter(|index| !self.attributes_are_stable(*index)));
         let mut paths: Vec<PathBuf> =
-            written.into_iter().filter_map(|index| self.nodes.path(index).ok()).collect();
+            written.into_iter().filter_map(|index| self.tree.nodes.path(index).ok()).collect();
         paths.sort();
         paths.dedup();
         paths

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::CopyData;
 use super::open::big_file_bytes;
-use super::{NodeIndex, NodeLocation, View};
+use super::{MergedTree, NodeIndex, NodeLocation};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::layer_stack::{LayerPath, LayerStack};
@@ -174,7 +174,7 @@ impl LayerStack {
     }
 }
 
-impl View {
+impl MergedTree {
     /// The partial copy of a node; `None` if the object is another one, or a complete file.
     pub(crate) fn partial_of(&self, index: NodeIndex) -> Result<Option<Arc<PartialCopy>>> {
         let node = self.nodes.get(index)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{FileType, OFlags, Statx};
 
 use super::CopyData;
-use super::{NodeIndex, NodeLocation, View};
+use super::{MergedTree, NodeIndex, NodeLocation, View};
 use crate::layer::Layer;
 use crate::lazy_copy_up::PartialCopy;
 use crate::quota::{FileAccount, NameCharge, PendingRemoval};
@@ -88,7 +88,7 @@ pub(super) fn left(top: &Layer, leaving: Option<&PendingRemoval>) {
     }
 }
 
-impl View {
+impl MergedTree {
     /// The account of a file of the top layer.
     pub(crate) fn file_use(&self, index: NodeIndex) -> Result<Option<Arc<FileAccount>>> {
         let Some(ledger) = self.layers[0].ledger() else {
@@ -108,7 +108,9 @@ impl View {
             NodeLocation::Lower(_) | NodeLocation::Directory { .. } => Ok(None),
         }
     }
+}
 
+impl View {
     /// Adds the handle of a file that was opened or created.
     pub(crate) fn add_handle(
         &mut self,
@@ -117,23 +119,23 @@ impl View {
         writable: bool,
         partial: Option<Arc<PartialCopy>>,
     ) -> Result<u64> {
-        let file_use = self.file_use(index)?;
+        let file_use = self.tree.file_use(index)?;
         if let Some(file_use) = file_use.as_ref().filter(|_| writable) {
             file_use.reopened(file.as_fd());
         }
-        let handle = self.handles.add(index, file, writable, partial, file_use);
-        self.nodes.get_mut(index)?.handles.push(handle);
+        let handle = self.tree.handles.add(index, file, writable, partial, file_use);
+        self.tree.nodes.get_mut(index)?.handles.push(handle);
         Ok(handle)
     }
 
     /// Changes the size of a file of the top layer.
     pub(super) fn resize(&self, index: NodeIndex, file: &OwnedFd, size: u64) -> Result<()> {
-        let partial = self.partial_of(index)?;
+        let partial = self.tree.partial_of(index)?;
         let change = || match &partial {
             Some(partial) => partial.resize(size),
             None => rustix::fs::ftruncate(file, size),
         };
-        match self.file_use(index)? {
+        match self.tree.file_use(index)? {
             Some(file_use) => file_use.resize(file.as_fd(), size, change),
             None => change(),
         }

@@ -188,7 +188,7 @@ impl<'w> Commit<'w> {
         if !branch.stack[0].is_created() && branch.record.layers.len() == 1 {
             return Ok(Verdict::ChangesNothing);
         }
-        mounted.lock().make_layer().at(&workspace.store.base_path)?; // what follows expects the top layer on disk
+        mounted.lock().tree.make_layer().at(&workspace.store.base_path)?; // what follows expects the top layer on disk
         Ok(Verdict::MayCommit)
     }
 
@@ -242,12 +242,12 @@ impl<'w> Commit<'w> {
         // Before the plan is logged, since files that are renamed into the base must be complete. A refused commit
         // copies nothing, except with an external store, where all is copied before planning.
         let mounted = workspace.table.mounted(branch)?;
-        let incomplete = mounted.lock().layers.partial_copies()?;
+        let incomplete = mounted.lock().tree.layers.partial_copies()?;
         if !incomplete.is_empty() && !store.is_external() {
             validated_plan(workspace, branch, options)?;
         }
         let brought = Brought::bring(incomplete)?;
-        mounted.lock().link_all_copied_up().at(&store.base_path)?;
+        mounted.lock().tree.link_all_copied_up().at(&store.base_path)?;
         let staged = workspace.stage(branch)?;
         let plan = validated_plan(workspace, branch, options)?;
         if plan.changes_nothing() && !plan.rest.is_empty() {
@@ -345,10 +345,10 @@ impl Workspace {
             .find(&branches)?
             .ok_or_else(|| Error::NotFound(name.to_owned()))?;
         let mounted = self.table.mounted(branch)?;
-        mounted.lock().make_layer().at(&self.store.base_path)?;
+        mounted.lock().tree.make_layer().at(&self.store.base_path)?;
         let options = CommitOptions { selection: selection.clone(), ..CommitOptions::default() };
         prepare_rest(self, branch, &options)?;
-        mounted.lock().link_all_copied_up().at(&self.store.base_path)?;
+        mounted.lock().tree.link_all_copied_up().at(&self.store.base_path)?;
         self.stage(branch)?.hand_over();
         let plan = super::commit_checks::plan(self, branch, selection, false, &BTreeSet::new())?;
         let rest = make_rest(self, branch, &plan.rest)?.map(|rest| rest.layer.id.0);

@@ -162,7 +162,7 @@ fn plan_with(
 ) -> Result<Plan, Error> {
     workspace.driver.current().convert(branch.record.id)?;
     let mounted = workspace.table.mounted(branch)?;
-    mounted.lock().link_all_copied_up().at(&workspace.store.base_path)?;
+    mounted.lock().tree.link_all_copied_up().at(&workspace.store.base_path)?;
     let mut seen = BTreeMap::new();
     let mut origins = HashMap::new();
     for layer in branch.record.layers.iter().rev() {

@@ -58,7 +58,7 @@ pub(super) fn commit_to_branch(
     refuse_nested(workspace, child, (&ours, &theirs), options)?;
     ours.merge_attributes(&theirs)?;
     let mounted = workspace.table.mount.mounted(above.slot).at(&workspace.store.base_path)?;
-    mounted.lock().make_layer().at(&workspace.store.base_path)?; // only the top layer of a branch may be missing
+    mounted.lock().tree.make_layer().at(&workspace.store.base_path)?; // only the top layer of a branch may be missing
     let branches = workspace.table.lock();
     hand_over_to_fuse(workspace, above)?; // the kernel cannot mount what several layers make up
     drop(branches);
@@ -85,7 +85,7 @@ pub(super) fn commit_to_branch(
     let gate = workspace.table.mount.block_requests();
     workspace.table.mark_stale(&mut branches, &stale);
     panic_if_listed("nested-commit-decided");
-    let outdated = mounted.lock().replace_layers(stack.clone(), LayerReplacement::Committed);
+    let outdated = mounted.lock().tree.replace_layers(stack.clone(), LayerReplacement::Committed);
     drop(gate);
     let names = names_of(&branches, &stale);
     if let Some(above) = branches.get_mut(&parent) {

@@ -43,14 +43,15 @@ fn pairs(
     let pass = workspace.table.mount.enter_request();
     let mut view = mounted.lock();
     drop(pass);
-    view.link_all_copied_up().at(&workspace.store.base_path)?;
+    view.tree.link_all_copied_up().at(&workspace.store.base_path)?;
     let (own, below) = branch.stack.split_at(branch.record.layers.len());
     for layer in own {
         layer.tree.invalidate_all(); // where the kernel writes a layer by itself, directories move unseen
     }
     let mut pairs = list(own, below)?;
     for side in pairs.iter_mut().flat_map(|pair| [&mut pair.before, &mut pair.after]).flatten() {
-        side.partial = view.layers.partial_of_layer(&side.layer, &side.place, side.stat.ino)?;
+        side.partial =
+            view.tree.layers.partial_of_layer(&side.layer, &side.place, side.stat.ino)?;
     }
     drop(view);
     Ok(pairs)

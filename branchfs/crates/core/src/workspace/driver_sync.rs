@@ -164,7 +164,7 @@ pub(super) fn hand_over_to_fuse(workspace: &Workspace, branch: &Branch) -> Resul
         }
     }
     let mounted = workspace.table.mounted(branch)?;
-    mounted.lock().replace_layers(branch.stack.clone(), LayerReplacement::Same(None));
+    mounted.lock().tree.replace_layers(branch.stack.clone(), LayerReplacement::Same(None));
     Ok(())
 }
 

@@ -100,7 +100,7 @@ fn prepare_rebase(workspace: &Workspace, branch: &Branch) -> Result<(), Error> {
         hand_over_to_fuse(workspace, branch)?;
     }
     let mounted = workspace.table.mounted(branch)?;
-    mounted.lock().make_layer().at(&workspace.store.base_path)
+    mounted.lock().tree.make_layer().at(&workspace.store.base_path)
 }
 
 /// The conflicts between a branch and its parent's present state.

@@ -46,7 +46,7 @@ fn remove(view: &mut View, faults: &Faults, path: &str) -> Result<()> {
 fn link_unnamed(view: &mut View, faults: &Faults) -> Result<()> {
     let owner = Owner { uid: 0, gid: 0 };
     let (index, _, file) = view.create_unnamed(ROOT, 0o644, 0, owner)?;
-    view.nodes.add_lookup(index);
+    view.tree.nodes.add_lookup(index);
     view.add_handle(index, file, true, None)?;
     faults.begin();
     view.link(index, ROOT, OsStr::new("deleted")).map(drop)
@@ -132,8 +132,8 @@ fn shown(view: &mut View) -> Shown {
         let mut attributes = None;
         for part in path.split('/') {
             attributes = None;
-            let Ok(Some((index, is))) = view.lookup(at, OsStr::new(part)) else { break };
-            view.nodes.add_lookup(index);
+            let Ok(Some((index, is))) = view.tree.lookup(at, OsStr::new(part)) else { break };
+            view.tree.nodes.add_lookup(index);
             (at, attributes) = (index, Some(is));
         }
         if let Some(is) = attributes {

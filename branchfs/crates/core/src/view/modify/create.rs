@@ -7,12 +7,13 @@ use std::path::Path;
 use rustix::fs::{FileType, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use super::UpperEntry;
+use super::{UpperEntry, upper_entry};
 use crate::layer::{Layer, WorkEntry};
 use crate::overlay::mark_device;
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 use crate::view::CopyData;
+use crate::view::listing::is_store;
 use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
 
 /// Mode bits that a change of owner clears.
@@ -105,14 +106,14 @@ impl View {
         umask: u32,
         owner: Owner,
     ) -> Result<(NodeIndex, Attributes, Option<OwnedFd>)> {
-        if self.hides(parent, name) {
+        if is_store(parent, name) {
             return Err(Errno::PERM);
         }
-        let (top, path) = (self.top(), self.new_path(parent, name)?);
-        self.copy_up(parent, CopyData::Yes)?;
+        let (top, path) = (self.tree.top(), self.new_path(parent, name)?);
+        self.tree.copy_up(parent, CopyData::Yes)?;
         let new = self.masked(parent, new, umask)?;
-        let below = self.find_below(parent, name)?;
-        let above = self.above(&top, &path)?;
+        let below = self.tree.find_below(parent, name)?;
+        let above = upper_entry(&top, &path)?;
         match (above, &below) {
             (UpperEntry::Object(_), _) | (UpperEntry::Nothing, Some(_)) => {
                 return Err(Errno::EXIST);
@@ -120,7 +121,7 @@ impl View {
             _ => {}
         }
         let charge = quota_hooks::charge_name(&top, new.kind())?;
-        self.note_absent(parent, name)?;
+        self.tree.note_absent(parent, name)?;
         let hides = above == UpperEntry::Whiteout;
         let file = if hides || (is_device_zero(&new) && !top.is_base()) {
             let room = WorkEntry::new(&top);
@@ -146,7 +147,7 @@ impl View {
         if let (Some(ledger), FileType::RegularFile) = (top.ledger(), new.kind()) {
             ledger.register(stat.stx_ino, ledger.new_file());
         }
-        let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::IO)?;
+        let (index, attributes) = self.tree.lookup(parent, name)?.ok_or(Errno::IO)?;
         Ok((index, attributes, file))
     }
 
@@ -158,13 +159,13 @@ impl View {
         umask: u32,
         owner: Owner,
     ) -> Result<(NodeIndex, Attributes, OwnedFd)> {
-        self.copy_up(parent, CopyData::Yes)?;
-        let (top, directory) = (self.top(), self.nodes.path(parent)?);
+        self.tree.copy_up(parent, CopyData::Yes)?;
+        let (top, directory) = (self.tree.top(), self.tree.nodes.path(parent)?);
         let new = self.masked(parent, New::File { mode }, umask)?;
         let file = top.tree.create_unnamed(&directory, new.mode())?;
         let made = rustix::fs::fstat(&file)?;
         if (made.st_uid, made.st_gid) != (owner.uid, owner.gid) {
-            let gid = if self.gives_group(&top, &directory)? { made.st_gid } else { owner.gid };
+            let gid = if gives_group(&top, &directory)? { made.st_gid } else { owner.gid };
             rustix::fs::fchown(
                 &file,
                 Some(rustix::fs::Uid::from_raw(owner.uid)),
@@ -174,9 +175,9 @@ impl View {
         }
         let flags = rustix::fs::AtFlags::EMPTY_PATH;
         let stat = rustix::fs::statx(&file, "", flags, rustix::fs::StatxFlags::BASIC_STATS)?;
-        let index = self.nodes.add(FileType::RegularFile, NodeLocation::Orphan, None);
+        let index = self.tree.nodes.add(FileType::RegularFile, NodeLocation::Orphan, None);
         let attributes = crate::view::attributes(&stat, &top);
-        self.nodes.get_mut(index)?.last_attributes = Some(attributes);
+        self.tree.nodes.get_mut(index)?.last_attributes = Some(attributes);
         Ok((index, attributes, file))
     }
 
@@ -195,13 +196,13 @@ impl View {
     }
 
     fn has_default_acl(&mut self, parent: NodeIndex) -> Result<bool> {
-        if let Some(known) = self.nodes.get(parent)?.default_acl {
+        if let Some(known) = self.tree.nodes.get(parent)?.default_acl {
             return Ok(known);
         }
-        let at = self.locate(parent)?;
+        let at = self.tree.locate(parent)?;
         let acl = at.layer.tree.find_xattr(&at.path, OsStr::new("system.posix_acl_default"))?;
         let known = acl.is_some();
-        self.nodes.get_mut(parent)?.default_acl = Some(known);
+        self.tree.nodes.get_mut(parent)?.default_acl = Some(known);
         Ok(known)
     }
 
@@ -212,14 +213,9 @@ impl View {
         if !self.has_default_acl(parent)? {
             return Ok(());
         }
-        let at = self.locate(parent)?;
+        let at = self.tree.locate(parent)?;
         let acl = at.layer.tree.get_xattr(&at.path, OsStr::new(DEFAULT_ACL))?;
         top.work()?.set_xattr(room, OsStr::new(DEFAULT_ACL), &acl, XattrFlags::empty())
-    }
-
-    /// Whether new entries of a directory get its group (set-group-id).
-    fn gives_group(&self, top: &Layer, directory: &Path) -> Result<bool> {
-        Ok(u32::from(top.tree.stat(directory)?.stx_mode) & 0o2000 != 0)
     }
 
     /// Sets the owner of a new object, and the xattrs that it needs to replace an object below.
@@ -232,13 +228,13 @@ impl View {
         owner: Owner,
         hides: bool,
     ) -> Result<()> {
-        let directory = self.nodes.path(parent)?;
+        let directory = self.tree.nodes.path(parent)?;
         let (tree, path) = match target {
             Target::WorkEntry(path) => (top.work()?, path),
             Target::Final(path) => (&top.tree, path),
         };
         let stat = tree.stat(path)?;
-        let gives_group = self.gives_group(top, &directory)?;
+        let gives_group = gives_group(top, &directory)?;
         let gid = match target {
             Target::Final(_) if gives_group => stat.stx_gid,
             Target::WorkEntry(_) if gives_group => top.tree.stat(&directory)?.stx_gid,
@@ -265,6 +261,11 @@ impl View {
         }
         Ok(())
     }
+}
+
+/// Whether new entries of a directory get its group (set-group-id).
+fn gives_group(top: &Layer, directory: &Path) -> Result<bool> {
+    Ok(u32::from(top.tree.stat(directory)?.stx_mode) & 0o2000 != 0)
 }
 
 /// A device 0:0 is a whiteout in the overlay format: one that a user creates is marked from the start.

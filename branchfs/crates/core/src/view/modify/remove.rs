@@ -43,8 +43,8 @@ pub(super) fn counting_less(
 impl View {
     /// Removes a name of an object other than a directory.
     pub fn unlink(&mut self, parent: NodeIndex, name: &OsStr) -> Result<()> {
-        let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::NOENT)?;
-        if self.nodes.get(index)?.kind == FileType::Directory {
+        let (index, attributes) = self.tree.lookup(parent, name)?.ok_or(Errno::NOENT)?;
+        if self.tree.nodes.get(index)?.kind == FileType::Directory {
             return Err(Errno::ISDIR);
         }
         self.remove_name(parent, name, index, attributes)
@@ -52,11 +52,11 @@ impl View {
 
     /// Removes an empty directory.
     pub fn rmdir(&mut self, parent: NodeIndex, name: &OsStr) -> Result<()> {
-        let (index, attributes) = self.lookup(parent, name)?.ok_or(Errno::NOENT)?;
-        if self.nodes.get(index)?.kind != FileType::Directory {
+        let (index, attributes) = self.tree.lookup(parent, name)?.ok_or(Errno::NOENT)?;
+        if self.tree.nodes.get(index)?.kind != FileType::Directory {
             return Err(Errno::NOTDIR);
         }
-        if !self.is_empty(index)? {
+        if !self.tree.is_empty(index)? {
             return Err(Errno::NOTEMPTY);
         }
         self.remove_name(parent, name, index, attributes)
@@ -70,81 +70,47 @@ impl View {
         index: NodeIndex,
         attributes: Attributes,
     ) -> Result<()> {
-        self.copy_up(parent, CopyData::Yes)?;
-        let (top, path) = (self.top(), self.nodes.path(parent)?.join(name));
-        let node = self.nodes.get(index)?;
+        self.tree.copy_up(parent, CopyData::Yes)?;
+        let (top, path) = (self.tree.top(), self.tree.nodes.path(parent)?.join(name));
+        let node = self.tree.nodes.get(index)?;
         let is_above =
             matches!(node.place, NodeLocation::Upper | NodeLocation::Directory { upper: true, .. });
-        let is_below = !is_above || self.find_below(parent, name)?.is_some();
+        let is_below = !is_above || self.tree.find_below(parent, name)?.is_some();
         let counted = match &node.place {
-            NodeLocation::Upper => self.nodes.inode(index).map(|(_, ino)| Counted::Above(ino)),
-            NodeLocation::Lower(_) => self.nodes.inode(index).map(Counted::Below),
+            NodeLocation::Upper => self.tree.nodes.inode(index).map(|(_, ino)| Counted::Above(ino)),
+            NodeLocation::Lower(_) => self.tree.nodes.inode(index).map(Counted::Below),
             NodeLocation::Directory { .. } | NodeLocation::Orphan => None,
         };
         let is_directory = node.kind == FileType::Directory;
-        self.note_removed(parent, name, index)?;
+        self.tree.note_removed(parent, name, index)?;
         let leaving = quota_hooks::pending_removal(&top, &path)?;
         counting_less(&top, counted, || match (is_below, is_directory) {
             (true, _) => top.put_whiteout(&path),
-            (false, true) => self.remove_directory(&top, &path),
+            (false, true) => remove_directory(&top, &path),
             (false, false) => top.tree.remove_file(&path),
         })?;
         quota_hooks::left(&top, leaving.as_ref());
-        self.orphan(parent, name, Some(attributes));
+        self.tree.nodes.orphan(parent, name, Some(attributes));
         Ok(())
     }
+}
 
-    /// Whose link count changes when `path` of the top layer stops naming its object, or the one below it.
-    pub(super) fn counted(
-        top: &Layer,
-        path: &Path,
-        below: Option<&Found>,
-    ) -> Result<Option<Counted>> {
-        match top.tree.stat(path) {
-            Ok(stat) => Ok(Some(Counted::Above(stat.stx_ino))),
-            Err(Errno::NOENT) => Ok(below.and_then(|below| below.inode).map(Counted::Below)),
-            Err(error) => Err(error),
-        }
+/// Whose link count changes when `path` of the top layer stops naming its object, or the one below it.
+pub(super) fn counted(top: &Layer, path: &Path, below: Option<&Found>) -> Result<Option<Counted>> {
+    match top.tree.stat(path) {
+        Ok(stat) => Ok(Some(Counted::Above(stat.stx_ino))),
+        Err(Errno::NOENT) => Ok(below.and_then(|below| below.inode).map(Counted::Below)),
+        Err(error) => Err(error),
     }
+}
 
-    /// Removes the upper directory, which shows no entries but may contain whiteouts.
-    pub(super) fn remove_directory(&self, top: &Layer, path: &Path) -> Result<()> {
-        match top.tree.remove_directory(path) {
-            Err(Errno::NOTEMPTY | Errno::EXIST) if !top.is_base() => {
-                let scratch = WorkEntry::new(top); // removes what comes there
-                top.rename_out_of_upper(path, &scratch)
-            }
-            other => other,
+/// Removes the upper directory, which shows no entries but may contain whiteouts.
+pub(super) fn remove_directory(top: &Layer, path: &Path) -> Result<()> {
+    match top.tree.remove_directory(path) {
+        Err(Errno::NOTEMPTY | Errno::EXIST) if !top.is_base() => {
+            let scratch = WorkEntry::new(top); // removes what comes there
+            top.rename_out_of_upper(path, &scratch)
         }
-    }
-
-    /// Removes a name from a node; without a name the node exists only while it is open.
-    pub(super) fn orphan(
-        &mut self,
-        parent: NodeIndex,
-        name: &OsStr,
-        attributes: Option<Attributes>,
-    ) {
-        let Some(index) = self.nodes.unname(parent, name) else {
-            return;
-        };
-        let Ok(node) = self.nodes.get_mut(index) else {
-            return;
-        };
-        if node.names.is_empty() {
-            node.last_attributes = attributes.map(|last| Attributes {
-                nlink: if node.kind == FileType::Directory {
-                    0
-                } else {
-                    last.nlink.saturating_sub(1)
-                },
-                ..last
-            });
-            if !matches!(node.place, NodeLocation::Lower(_)) {
-                node.place = NodeLocation::Orphan;
-            }
-            self.nodes.set_inode(index, None);
-        }
-        self.nodes.drop_unused(index);
+        other => other,
     }
 }

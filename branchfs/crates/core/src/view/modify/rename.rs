@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, RenameFlags};
 use rustix::io::Errno;
 
-use super::UpperEntry;
-use super::remove::counting_less;
+use super::remove::{counted, counting_less};
+use super::{UpperEntry, upper_entry};
 use crate::layer::{Layer, WorkEntry};
 use crate::overlay::Redirect;
 use crate::rooted_dir::Result;
 use crate::view::CopyData;
+use crate::view::listing::is_store;
 use crate::view::{NodeIndex, NodeLocation, View, quota_hooks};
 
 impl View {
@@ -22,11 +23,11 @@ impl View {
         to: (NodeIndex, &OsStr),
         flags: RenameFlags,
     ) -> Result<()> {
-        if self.hides(from.0, from.1) || self.hides(to.0, to.1) {
+        if is_store(from.0, from.1) || is_store(to.0, to.1) {
             return Err(Errno::PERM);
         }
-        let (source, _) = self.lookup(from.0, from.1)?.ok_or(Errno::NOENT)?;
-        let target = self.lookup(to.0, to.1)?;
+        let (source, _) = self.tree.lookup(from.0, from.1)?.ok_or(Errno::NOENT)?;
+        let target = self.tree.lookup(to.0, to.1)?;
         if flags.contains(RenameFlags::EXCHANGE) {
             let (target, _) = target.ok_or(Errno::NOENT)?;
             return self.exchange(from, source, to, target);
@@ -40,35 +41,35 @@ impl View {
             }
             self.may_replace(source, target)?;
         }
-        let (top, new) = (self.top(), self.new_path(to.0, to.1)?);
-        self.copy_up(source, CopyData::Yes)?;
-        self.copy_up(to.0, CopyData::Yes)?;
-        self.copy_up(from.0, CopyData::Yes)?;
-        let old = self.nodes.path(from.0)?.join(from.1);
-        let below_old = self.find_below(from.0, from.1)?.is_some();
-        let below_new = self.find_below(to.0, to.1)?;
-        self.note_present(from.0, from.1)?;
-        self.note_present(to.0, to.1)?;
+        let (top, new) = (self.tree.top(), self.new_path(to.0, to.1)?);
+        self.tree.copy_up(source, CopyData::Yes)?;
+        self.tree.copy_up(to.0, CopyData::Yes)?;
+        self.tree.copy_up(from.0, CopyData::Yes)?;
+        let old = self.tree.nodes.path(from.0)?.join(from.1);
+        let below_old = self.tree.find_below(from.0, from.1)?.is_some();
+        let below_new = self.tree.find_below(to.0, to.1)?;
+        self.tree.note_present(from.0, from.1)?;
+        self.tree.note_present(to.0, to.1)?;
         self.mark_moved(source, &top, &old, below_new.is_some())?;
         let leaving = quota_hooks::pending_removal(&top, &new)?;
-        let kind = self.nodes.get(source)?.kind;
-        let counted = Self::counted(&top, &new, below_new.as_ref())?;
-        counting_less(&top, counted, || self.move_entry(&top, &old, &new, kind, below_old))?;
+        let kind = self.tree.nodes.get(source)?.kind;
+        let counted = counted(&top, &new, below_new.as_ref())?;
+        counting_less(&top, counted, || move_entry(&top, &old, &new, kind, below_old))?;
         quota_hooks::left(&top, leaving.as_ref());
         if let Some((_, attributes)) = target {
-            self.orphan(to.0, to.1, Some(attributes));
+            self.tree.nodes.orphan(to.0, to.1, Some(attributes));
         }
-        self.nodes.unname(from.0, from.1);
-        self.nodes.name(source, to.0, to.1);
+        self.tree.nodes.unname(from.0, from.1);
+        self.tree.nodes.name(source, to.0, to.1);
         Ok(())
     }
 
     fn may_replace(&self, source: NodeIndex, target: NodeIndex) -> Result<()> {
-        let kinds = (self.nodes.get(source)?.kind, self.nodes.get(target)?.kind);
+        let kinds = (self.tree.nodes.get(source)?.kind, self.tree.nodes.get(target)?.kind);
         match (kinds.0 == FileType::Directory, kinds.1 == FileType::Directory) {
             (true, false) => Err(Errno::NOTDIR),
             (false, true) => Err(Errno::ISDIR),
-            (true, true) if !self.is_empty(target)? => Err(Errno::NOTEMPTY),
+            (true, true) if !self.tree.is_empty(target)? => Err(Errno::NOTEMPTY),
             _ => Ok(()),
         }
     }
@@ -82,7 +83,7 @@ impl View {
         path: &Path,
         onto_something: bool,
     ) -> Result<()> {
-        let origin = match &self.nodes.get(index)?.place {
+        let origin = match &self.tree.nodes.get(index)?.place {
             NodeLocation::Directory { lowers, .. } if lowers.is_empty() => None,
             NodeLocation::Directory { .. } => Some(path_below(top, path)?),
             _ => return Ok(()),
@@ -91,46 +92,6 @@ impl View {
             Some(origin) => top.set_redirect(path, &origin),
             None if onto_something => top.set_opaque(path),
             None => Ok(()),
-        }
-    }
-
-    /// Moves an entry of the top layer; with `whiteout` it leaves one.
-    fn move_entry(
-        &self,
-        top: &Layer,
-        old: &Path,
-        new: &Path,
-        kind: FileType,
-        whiteout: bool,
-    ) -> Result<()> {
-        let is_directory = kind == FileType::Directory;
-        if is_directory {
-            top.tree.invalidate(old);
-            top.tree.invalidate(new);
-        }
-        if is_directory && !top.is_base() && self.above(top, new)? != UpperEntry::Nothing {
-            // A directory cannot be renamed over a whiteout or over a directory that holds whiteouts.
-            top.tree.rename(old, new, RenameFlags::EXCHANGE)?;
-            let replaced = if whiteout {
-                top.put_whiteout(old)
-            } else {
-                let scratch = WorkEntry::new(top); // removes what comes there
-                top.rename_out_of_upper(old, &scratch)
-            };
-            return replaced.inspect_err(|_| {
-                // Where this fails too, the names stay exchanged; the first error is the one to report.
-                let _ = top.tree.rename(old, new, RenameFlags::EXCHANGE);
-            });
-        }
-        if !whiteout {
-            return top.tree.rename(old, new, RenameFlags::empty());
-        }
-        match top.tree.rename(old, new, RenameFlags::WHITEOUT) {
-            Err(Errno::INVAL | Errno::PERM) => {
-                top.tree.rename(old, new, RenameFlags::empty())?;
-                top.put_whiteout(old)
-            }
-            other => other,
         }
     }
 
@@ -146,22 +107,55 @@ impl View {
         }
         let (old, new) = (self.new_path(one.0, one.1)?, self.new_path(other.0, other.1)?);
         for index in [first, second, one.0, other.0] {
-            self.copy_up(index, CopyData::Yes)?;
+            self.tree.copy_up(index, CopyData::Yes)?;
         }
-        let top = self.top();
-        self.note_present(one.0, one.1)?;
-        self.note_present(other.0, other.1)?;
+        let top = self.tree.top();
+        self.tree.note_present(one.0, one.1)?;
+        self.tree.note_present(other.0, other.1)?;
         if !top.is_base() {
-            let below_new = self.find_below(other.0, other.1)?.is_some();
-            let below_old = self.find_below(one.0, one.1)?.is_some();
+            let below_new = self.tree.find_below(other.0, other.1)?.is_some();
+            let below_old = self.tree.find_below(one.0, one.1)?.is_some();
             self.mark_moved(first, &top, &old, below_new)?;
             self.mark_moved(second, &top, &new, below_old)?;
         }
         top.tree.invalidate(&old);
         top.tree.invalidate(&new);
         top.tree.rename(&old, &new, RenameFlags::EXCHANGE)?;
-        self.nodes.exchange(one, other);
+        self.tree.nodes.exchange(one, other);
         Ok(())
+    }
+}
+
+/// Moves an entry of the top layer; with `whiteout` it leaves one.
+fn move_entry(top: &Layer, old: &Path, new: &Path, kind: FileType, whiteout: bool) -> Result<()> {
+    let is_directory = kind == FileType::Directory;
+    if is_directory {
+        top.tree.invalidate(old);
+        top.tree.invalidate(new);
+    }
+    if is_directory && !top.is_base() && upper_entry(top, new)? != UpperEntry::Nothing {
+        // A directory cannot be renamed over a whiteout or over a directory that holds whiteouts.
+        top.tree.rename(old, new, RenameFlags::EXCHANGE)?;
+        let replaced = if whiteout {
+            top.put_whiteout(old)
+        } else {
+            let scratch = WorkEntry::new(top); // removes what comes there
+            top.rename_out_of_upper(old, &scratch)
+        };
+        return replaced.inspect_err(|_| {
+            // Where this fails too, the names stay exchanged; the first error is the one to report.
+            let _ = top.tree.rename(old, new, RenameFlags::EXCHANGE);
+        });
+    }
+    if !whiteout {
+        return top.tree.rename(old, new, RenameFlags::empty());
+    }
+    match top.tree.rename(old, new, RenameFlags::WHITEOUT) {
+        Err(Errno::INVAL | Errno::PERM) => {
+            top.tree.rename(old, new, RenameFlags::empty())?;
+            top.put_whiteout(old)
+        }
+        other => other,
     }
 }
 
