@@ -119,6 +119,42 @@ def test_what_is_kept_in_sight_cannot_be_written(
     assert "Read-only file system" in said.err
 
 
+@pytest.mark.parametrize("is_namespaced", [False, True])
+@COMMAND_OR_FUNCTION
+def test_a_workspace_on_a_disk_below_a_directory_of_programs_is_seen(
+    place: Path, monkeypatch: pytest.MonkeyPatch, is_namespaced: bool, is_command: bool
+) -> None:
+    """A sandbox shows the directory below /tmp, read-only. Programs may lie on the disk, too."""
+    if is_namespaced:
+        monkeypatch.setattr(parent_state, "_may_make_namespaces", lambda _: False)
+    disk = place / "programs" / "disk"
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", disk], check=True)
+    try:
+        for directory in (disk.parent, disk / "bin"):
+            directory.mkdir(exist_ok=True)
+            (directory / f"tool-{directory.name}").write_text("#!/bin/sh\necho found\n")
+            (directory / f"tool-{directory.name}").chmod(0o755)
+        (disk / "work").mkdir()
+        monkeypatch.setenv("PATH", f"{disk.parent}:{disk}/bin:{os.environ['PATH']}")
+        calls = "pwd; tool-programs; tool-bin; touch ../x ../../x ../bin/x; touch /tmp/x"
+        script = f"{{ {calls}; }} >said 2>&1"
+
+        def function(path: Path) -> None:
+            subprocess.run(["sh", "-c", script], cwd=path, check=True)
+
+        target = ["sh", "-c", script] if is_command else function
+        with Workspace.open(disk / "work") as space, space.branch("b", on_success=None) as branch:
+            with BranchContext(target, branch, seen_at=space.seen_at) as context:
+                context.wait(60)
+            said = (branch.path / "said").read_text()
+            branch.abort()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert said.splitlines()[:3] == [str(disk / "work"), "found", "found"]
+    assert said.count("Read-only file system") == 3, said
+
+
 def options_of(sandboxed: SandboxedBranch, point: str) -> set[str]:
     """The flags of the mount that is seen at `point`."""
     rows = [line.split() for line in sandboxed.attempt("cat /proc/self/mountinfo").lines]

@@ -52,16 +52,21 @@ def rooted_at(directory: str) -> Mount | None:
     """
     descriptor = os.open(directory, os.O_PATH | os.O_CLOEXEC)
     try:
-        with open(f"/proc/self/fdinfo/{descriptor}", "rb") as facts:
-            number = next(line for line in facts if line.startswith(b"mnt_id:")).split()[1]
+        number = b"%d " % id_of(descriptor)
     finally:
         os.close(descriptor)
     with MOUNT_TABLE.open("rb") as table:
         for line in table:
-            if line.startswith(number + b" "):
+            if line.startswith(number):
                 mount = parse(line)
                 return mount if mount.point == directory else None
     return None
+
+
+def id_of(descriptor: int) -> int:
+    """Returns the id of the mount in which a descriptor's file lies."""
+    with open(f"/proc/self/fdinfo/{descriptor}", "rb") as facts:
+        return int(next(line for line in facts if line.startswith(b"mnt_id:")).split()[1])
 
 
 def take_own() -> None:

@@ -95,6 +95,9 @@ class RootFS:
         self._sockets = sockets
         self._table: list[mountinfo.Mount] = []
         self._covers: list[str] = []
+        self._shown: list[str] = []
+        self._with_mounts: list[str] = []
+        """Visible directories of which all mounts in them are visible, too."""
         self.step = ""
         """What is being done, for the message when it fails."""
         self.watch: masked_files.Watch | None = None
@@ -134,7 +137,7 @@ class RootFS:
             self._cover(covered)
             self._show([*(each for each in kept if self._is_private(each[1])), *beside])
             self.step = f"showing the branch at {self._at}"
-            os.makedirs(self._at, exist_ok=True)
+            self._make_directory(self._at)
             if self._isolate is None:
                 _attach(branch, self._at, is_read_only=is_read_only)
                 self._hide()
@@ -207,13 +210,12 @@ class RootFS:
     def _kept(self) -> Iterator[list[tuple[int, str]]]:
         """Clones what lies below a directory that is covered and must be seen all the same."""
         kept: list[tuple[int, str]] = []
+        ids: list[tuple[str, int]] = []
         wanted = {*(f"/run/{name}" for name in _OF_RUN), *self._sandbox.keep}
         try:
             for path in sorted(wanted):
                 is_replaced = any(path.startswith(f"{cover}/") for cover in _REPLACED)
                 if not is_replaced and not self._is_private(path):
-                    continue
-                if any(mount_table.is_beneath(path, place) for _, place in kept):
                     continue
                 if mount_table.is_beneath(path, self._at):
                     continue
@@ -221,11 +223,29 @@ class RootFS:
                     descriptor = self._open_kept(path)
                 except OSError:
                     continue  # gone meanwhile, or the branch has not got it
-                kept.append((_clone_of(descriptor), path))
+                # A clone shows what lies below it in the same mount.
+                mount = mount_table.id_of(descriptor)
+                if any(id_ == mount and mount_table.is_beneath(path, place) for place, id_ in ids):
+                    os.close(descriptor)
+                    continue
+                ids.append((path, mount))
+                kept.append((self._clone_of_kept(descriptor, path), path))
             yield kept
         finally:
             for descriptor, _ in kept:
                 os.close(descriptor)
+
+    def _clone_of_kept(self, descriptor: int, path: str) -> int:
+        """Clones a directory. In a user namespace, what is mounted in it comes along."""
+        try:
+            return syscalls.clone_mount(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL or self._is_private(path):
+                raise
+            self._with_mounts.append(path)
+            return syscalls.clone_mount(descriptor, is_recursive=True)
+        finally:
+            os.close(descriptor)
 
     def _is_private(self, path: str) -> bool:
         return any(mount_table.is_beneath(path, str(private)) for private in self._sandbox.private)
@@ -275,11 +295,40 @@ class RootFS:
     def _show(self, kept: list[tuple[int, str]]) -> None:
         for descriptor, path in kept:
             if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                os.makedirs(path, exist_ok=True)
+                self._make_directory(path)
             else:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
+                self._make_directory(os.path.dirname(path))
                 _touch(path)
             _attach(descriptor, path, is_read_only=True)
+            self._shown.append(path)
+            if path in self._with_mounts:
+                table = mountinfo.read_table()
+                mount_table.make_read_only(
+                    [mount for mount in table if mount.point.startswith(f"{path}/")]
+                )
+
+    def _make_directory(self, path: str) -> None:
+        """Creates a directory, if it does not exist, to mount something on.
+
+        What is shown below a replaced directory is read-only, and without the mounts in it. If one
+        of these leads to the path, its empty mount point is covered, so that it has room.
+        """
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            points = [mount.point for mount in self._table if self._leads_to(mount.point, path)]
+            if error.errno != errno.EROFS or not points:
+                raise
+            point = min(points, key=len)
+            syscalls.mount("tmpfs", point, "tmpfs", _SEALED, "mode=755,size=64k")
+            self._covers.append(point)
+            os.makedirs(path, exist_ok=True)
+
+    def _leads_to(self, point: str, path: str) -> bool:
+        """Returns whether a mount point around the path is below a directory that is shown."""
+        return mount_table.is_beneath(path, point) and any(
+            point.startswith(f"{place}/") for place in self._shown
+        )
 
     def _make_devices(self, devices: dict[str, int]) -> None:
         syscalls.mount("tmpfs", "/dev", "tmpfs", syscalls.MS_NOSUID, "mode=755,size=64k")

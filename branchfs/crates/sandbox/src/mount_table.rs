@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::fs::{AtFlags, StatVfsMountFlags, StatxFlags, statvfs, statx};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount_remount};
 
@@ -69,6 +70,11 @@ impl Mount {
 pub(crate) fn read() -> Result<Vec<Mount>> {
     let table = fs::read(MOUNT_TABLE).at(MOUNT_TABLE)?;
     Ok(table.split(|&byte| byte == b'\n').filter_map(parse).collect())
+}
+
+/// Returns the id of the mount in which an open file lies.
+pub(crate) fn id_of(file: &OwnedFd) -> Result<u64> {
+    Ok(statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id)
 }
 
 /// Returns the mount ids in the content of a `mountinfo` file.

@@ -110,6 +110,9 @@ pub(crate) struct RootFs<'a> {
     sockets: Vec<PathBuf>,
     table: Vec<Mount>,
     covers: Vec<PathBuf>,
+    shown: Vec<PathBuf>,
+    /// Visible directories of which all mounts in them are visible, too.
+    with_mounts: Vec<PathBuf>,
     /// The current step, for error messages.
     step: String,
     watch: Option<Watch>,
@@ -125,6 +128,8 @@ impl<'a> RootFs<'a> {
             sockets,
             table: Vec::new(),
             covers: Vec::new(),
+            shown: Vec::new(),
+            with_mounts: Vec::new(),
             step: String::new(),
             watch: None,
         }
@@ -165,13 +170,13 @@ impl<'a> RootFs<'a> {
         self.make_devices(&devices)?;
         self.begin("hiding what belongs to others");
         self.replace()?;
-        show(kept)?;
+        self.show(kept)?;
         self.cover(&covered)?;
-        show(kept_private)?;
-        show(beside)?;
+        self.show(kept_private)?;
+        self.show(beside)?;
         for (clone, is_read_only, cache) in &caches {
             self.step = format!("showing the cache {}", cache.display());
-            fs::create_dir_all(cache).at(cache)?; // below /tmp, which was replaced
+            self.make_directory(cache)?; // below /tmp, which was replaced
             attach(clone, cache, *is_read_only)?;
         }
         // The caches are mounted over the covers of their entries.
@@ -179,7 +184,7 @@ impl<'a> RootFs<'a> {
             |path: &&PathBuf| caches.iter().any(|(_, _, cache)| path.starts_with(cache));
         self.cover(&covered.iter().filter(is_in_cache).cloned().collect::<Vec<_>>())?;
         self.step = format!("showing the branch at {}", self.at.display());
-        fs::create_dir_all(&self.at).at(&self.at)?;
+        self.make_directory(&self.at.clone())?;
         attach(&branch, &self.at, is_read_only)?;
         let home = self.make_home()?;
         self.begin("hiding files of the workspace");
@@ -254,25 +259,81 @@ impl<'a> RootFs<'a> {
     }
 
     /// Clones what lies below a directory that is covered and must be seen all the same.
-    fn kept(&self) -> Result<Vec<(OwnedFd, PathBuf)>> {
+    fn kept(&mut self) -> Result<Vec<(OwnedFd, PathBuf)>> {
         let of_run = OF_RUN.iter().map(|name| Path::new("/run").join(name));
         let wanted: BTreeSet<_> = of_run.chain(self.sandbox.keep.iter().map(Bytes::path)).collect();
         let mut kept: Vec<(OwnedFd, PathBuf)> = Vec::new();
+        let mut ids: Vec<(PathBuf, u64)> = Vec::new();
         for path in wanted {
             let is_replaced =
                 REPLACED.iter().any(|cover| path != Path::new(cover) && path.starts_with(cover));
-            if !is_replaced && !self.is_private(&path)
-                || kept.iter().any(|(_, place)| path.starts_with(place))
-                || path.starts_with(&self.at)
-            {
+            if !is_replaced && !self.is_private(&path) || path.starts_with(&self.at) {
                 continue;
             }
             // It may be gone meanwhile, or the branch has not got it.
-            if let Ok(file) = self.open_kept(&path) {
-                kept.push((clone_of(&file)?, path));
+            let Ok(file) = self.open_kept(&path) else { continue };
+            // A clone shows what lies below it in the same mount.
+            let mount = mount_table::id_of(&file)?;
+            if ids.iter().any(|(place, id)| *id == mount && path.starts_with(place)) {
+                continue;
             }
+            ids.push((path.clone(), mount));
+            kept.push((self.clone_of_kept(&file, &path)?, path));
         }
         Ok(kept)
+    }
+
+    /// Clones a directory. In a user namespace, what is mounted in it comes along.
+    fn clone_of_kept(&mut self, file: &OwnedFd, path: &Path) -> Result<OwnedFd> {
+        match clone_of(file) {
+            Err(Failure { errno: Errno::INVAL, .. }) if !self.is_private(path) => {
+                self.with_mounts.push(path.to_owned());
+                clone_with(file, OpenTreeFlags::AT_RECURSIVE)
+            }
+            cloned => cloned,
+        }
+    }
+
+    fn show(&mut self, kept: Vec<(OwnedFd, PathBuf)>) -> Result<()> {
+        for (file, path) in kept {
+            if FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::Directory {
+                self.make_directory(&path)?;
+            } else {
+                if let Some(above) = path.parent() {
+                    self.make_directory(above)?;
+                }
+                touch(&path)?;
+            }
+            attach(&file, &path, true)?;
+            if self.with_mounts.contains(&path) {
+                let mut table = mount_table::read()?;
+                table.retain(|mount| mount.point != path && mount.point.starts_with(&path));
+                mount_table::make_read_only(&table)?;
+            }
+            self.shown.push(path);
+        }
+        Ok(())
+    }
+
+    /// Creates a directory, if it does not exist, to mount something on.
+    ///
+    /// What is shown below a replaced directory is read-only, and without the mounts in it. If one of these leads to the
+    /// path, its empty mount point is covered, so that it has room.
+    fn make_directory(&mut self, path: &Path) -> Result<()> {
+        let made = fs::create_dir_all(path).at(path);
+        if !matches!(made, Err(Failure { errno: Errno::ROFS, .. })) {
+            return made;
+        }
+        let is_below = |point: &Path| {
+            self.shown.iter().any(|place| point != place && point.starts_with(place))
+        };
+        let points = self.table.iter().map(|mount| &mount.point);
+        let points = points.filter(|point| path.starts_with(point) && is_below(point));
+        let outermost = points.min_by_key(|point| point.as_os_str().len()).cloned();
+        let Some(point) = outermost else { return made };
+        tmpfs(&point, SEALED, c"mode=755,size=64k")?;
+        self.covers.push(point);
+        fs::create_dir_all(path).at(path)
     }
 
     fn is_private(&self, path: &Path) -> bool {
@@ -535,25 +596,15 @@ fn cloned(path: &Path) -> Result<OwnedFd> {
 
 /// A new detached mount of the directory or file, without mounts below it.
 fn clone_of(file: &OwnedFd) -> Result<OwnedFd> {
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+    clone_with(file, OpenTreeFlags::empty())
+}
+
+fn clone_with(file: &OwnedFd, flags: OpenTreeFlags) -> Result<OwnedFd> {
+    let flags = flags
+        | OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_EMPTY_PATH;
     open_tree(file, c"", flags).calling("open_tree")
-}
-
-fn show(kept: Vec<(OwnedFd, PathBuf)>) -> Result<()> {
-    for (file, path) in kept {
-        if FileType::from_raw_mode(fstat(&file)?.st_mode) == FileType::Directory {
-            fs::create_dir_all(&path).at(&path)?;
-        } else {
-            if let Some(above) = path.parent() {
-                fs::create_dir_all(above).at(above)?;
-            }
-            touch(&path)?;
-        }
-        attach(&file, &path, true)?;
-    }
-    Ok(())
 }
 
 fn attach(clone: &OwnedFd, target: &Path, is_read_only: bool) -> Result<()> {
