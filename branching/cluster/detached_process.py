@@ -17,23 +17,24 @@ if __name__ == "__main__":
 
 import runpy
 import subprocess
+from collections.abc import Sequence
 
 
-def start_detached(module: str, *arguments: str, descriptor: int) -> None:
+def start_detached(module: str, *arguments: str, descriptors: Sequence[int]) -> None:
     """Runs a module as a process of its own, without standard streams.
 
     Args:
         module: The module, whose `__main__` part is run.
         arguments: Its arguments.
-        descriptor: An open file that it inherits; the number follows the arguments.
+        descriptors: Open files that it inherits; their numbers follow the arguments.
     """
     subprocess.run(
-        [sys.executable, "-m", __name__, module, *arguments, str(descriptor)],
+        [sys.executable, "-m", __name__, module, *arguments, *map(str, descriptors)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        pass_fds=[descriptor],
+        pass_fds=descriptors,
         start_new_session=True,
         check=False,
     )

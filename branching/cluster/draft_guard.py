@@ -24,7 +24,7 @@ def guarded(draft: Path) -> Iterator[None]:
     reading, writing = os.pipe()
     try:
         try:
-            start_detached(__name__, str(draft), descriptor=reading)
+            start_detached(__name__, str(draft), descriptors=[reading])
         finally:
             os.close(reading)
         yield

@@ -215,7 +215,7 @@ def _run(
     with ExitStack() as stack:
         base = stack.enter_context(cache.unpacked(fetch, request.digest))
         space = stack.enter_context(Workspace.open(base))
-        start_guard(cache, request.digest)
+        start_guard(cache, request.digest, space)
         owner = stack.enter_context(Owner.of(*space.owner))
         work = replace(
             work,

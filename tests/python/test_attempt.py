@@ -18,6 +18,7 @@ from support.waiting import until
 
 from branching import ConflictError, Workspace
 from branching.cluster.base_cache import BaseCache, digest_of
+from branching.cluster.node_guard import start_guard
 
 LOOP = """
 set -e
@@ -285,6 +286,24 @@ def test_the_base_unused_for_longest_is_removed_first(
     assert cache.prune(sum(sizes) - 1)[0] == 1
     assert not cache.has(one)
     assert cache.has(digest_of(other))
+
+
+def test_a_mount_is_used_by_its_guard_before_the_guard_is_up(
+    packed: Path, cache: BaseCache, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short attempt ends meanwhile: the base is not unmounted and mounted again, but once."""
+    with cache.unpacked(packed):
+        pass
+    os.mkfifo(place / "go")
+    late = place / "late-python"
+    late.write_text(f'#!/bin/sh\n(read go <"{place}/go"; exec {sys.executable} "$@") &\n')
+    late.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(late))
+    with cache.unpacked(packed) as base, Workspace.open(base) as space:
+        start_guard(cache, digest_of(packed), space)
+    assert space.path.is_mount()
+    (place / "go").write_text("go\n")
+    until(lambda: not space.path.exists(), "the guard has unmounted the base")
 
 
 KILLED_WHILE_UNPACKING = """
