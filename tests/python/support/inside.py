@@ -23,7 +23,7 @@ def look() -> dict[str, Any]:
             continue  # the directory that was listed
     environ = Path("/proc/self/environ").read_bytes().split(b"\0")
     mounts = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+    for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines():
         words = line.split()
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
         mounts[point] = words[5].split(",")[0]
