@@ -40,9 +40,12 @@ def main() -> None:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()  # only an app with typer's own completion options does it by itself
+        from branching.cli.app import app  # the shell's words are in the environment
+    else:
+        app = app_for(sys.argv[1:])
     from branching._caller import command_name
 
-    app_for(sys.argv[1:])(prog_name=command_name())
+    app(prog_name=command_name())
 
 
 def _run_short(words: list[str]) -> None:

@@ -1,13 +1,13 @@
 """The table of commands. Each lives in a file of its own and loads the library when it runs.
 
-A command line that begins with the name of a command loads the file of that command only
-(`app_for`). The help, completion and settings need all of them: `app`.
+A command line that begins with the name of a command loads the file of that command only, and the
+list of commands loads none (`app_for`). Completion and settings need all of them: `app`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,13 +148,15 @@ def branching(
     mount_options["policy"] = policy.value if policy else context.params["policy"]
 
 
-def app_for(words: Sequence[str]) -> typer.Typer:
+def app_for(words: list[str]) -> typer.Typer:
     """Returns an application that can run a command line.
 
     Args:
         words: The command line.
     """
-    if words and words[0] in _COMMANDS and not has_settings():
+    if words in ([], ["-h"], ["--help"], ["--version"]):
+        return _made([])
+    if words[0] in _COMMANDS and not has_settings():
         return _made([words[0]])
     return _made(_COMMANDS)
 

@@ -410,3 +410,12 @@ def test_a_command_line_loads_the_file_of_its_own_command_only(
     statement = f"from branching.cli.app import app_for; app_for([{command!r}, 'word'])"
     own = {f"branching.cli.{each.replace('-', '_')}" for each in {command, *used}}
     assert loaded_after(statement) & commands == own
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"]])
+def test_the_list_of_commands_and_the_version_load_no_command(words: list[str]) -> None:
+    from branching.cli.app import app
+
+    commands = {each.callback.__module__ for each in app.registered_commands if each.callback}
+    statement = f"from branching.cli.app import app_for; app_for({words!r})"
+    assert not loaded_after(statement) & commands
