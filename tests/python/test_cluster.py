@@ -199,7 +199,7 @@ def base(place: Path, scratch: Path) -> Iterator[Path]:
     make_project(place / "base")
     yield place / "base"
     # The guard of each node's base ends when it is not used any more.
-    wait_until(lambda: f" {scratch}/" not in Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
+    wait_until(lambda: f" {scratch}/".encode() not in Path("/proc/self/mountinfo").read_bytes())
 
 
 @pytest.fixture
