@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
+from support.branchfs import find_program
 from support.command import branching
 from test_attempt import TASK, make_project, tree
 
@@ -210,6 +211,16 @@ def full_disk(place: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", path], check=True)
     yield path
     subprocess.run(["umount", path], check=True)
+
+
+@pytest.fixture
+def without_fuse(place: Path) -> Path:
+    """The program `branchfs` as it is on a machine that has no /dev/fuse."""
+    path = place / "without-fuse"
+    call = 'mount -t tmpfs none /dev && exec "$0" "$@"'
+    path.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{call}' {find_program()} \"$@\"\n")
+    path.chmod(0o755)
+    return path
 
 
 def in_namespace(cluster: SharedCluster) -> list[str]:
@@ -526,20 +537,25 @@ assert space.branches() == []
     )
 
 
-DASK_KILL = """
+DASK_WORKERS = """
 import atexit
 from distributed import Client
 names = [f"mortal-{number}" for number in range(3)]
 words = [sys.executable, "-m", "distributed.cli.dask_worker", sys.argv[2], "--no-nanny"]
 words += ["--no-dashboard", "--nthreads", "1", "--local-directory", str(base.parent), "--name"]
 for name in names:
-    own = os.environ | {"BRANCHING_CACHE": str(base.parent / name)}
+    own = os.environ | {"BRANCHING_CACHE": str(base.parent / name)} | variables.get(name, {})
     worker = subprocess.Popen([*words, name], env=own, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL, start_new_session=True)
     atexit.register(worker.kill)
 runner = DaskRunner(sys.argv[2], dask_options={"workers": names})
 client = runner._connected()
 client.wait_for_workers(6)
+"""
+DASK_KILL = (
+    "variables = {}\n"
+    + DASK_WORKERS
+    + """
 workers = client.scheduler_info(n_workers=-1)["workers"]
 mortals = [address for address, worker in workers.items() if worker["name"] in names]
 found = client.run(os.getpid, workers=mortals)
@@ -547,6 +563,7 @@ pids = {address.rpartition(":")[2]: pid for address, pid in found.items()}
 def kill(node):
     os.kill(pids[node.rpartition("/")[2].rpartition(":")[2]], signal.SIGKILL)
 """
+)
 
 
 def test_a_worker_of_dask_that_dies_loses_its_attempts_only(
@@ -755,17 +772,11 @@ def test_a_killed_driver_leaves_nothing_on_nodes_and_a_local_branch(
 
 
 def test_a_node_that_cannot_run_attempts_says_so(
-    base: Path, place: Path, ray: SharedCluster, full_disk: Path
+    base: Path, place: Path, ray: SharedCluster, full_disk: Path, without_fuse: Path
 ) -> None:
     """No branchfs, no /dev/fuse, a full disk, and other versions."""
-    hidden = "mount -t tmpfs none /dev && exec"
-    text = (
-        f'#!/bin/sh\nexec unshare -m sh -c \'{hidden} "$0" "$@"\' {os.environ["BRANCHFS"]} "$@"\n'
-    )
-    (place / "without-fuse").write_text(text)
-    (place / "without-fuse").chmod(0o755)
     (base / "large").write_bytes(os.urandom(4 << 20))
-    assert full_disk == place / "full"
+    assert (full_disk, without_fuse) == (place / "full", place / "without-fuse")
     on_cluster(
         place,
         """
@@ -789,6 +800,45 @@ assert "and Python 3." in (said := reason()) and "not 9.9 and 2.7" in said, said
 assert space.branches() == []
 """,
         ray,
+    )
+
+
+def test_a_worker_of_dask_that_cannot_run_attempts_says_so(
+    base: Path, place: Path, dask: SharedCluster, full_disk: Path, without_fuse: Path
+) -> None:
+    """As above, with three more workers of the cluster."""
+    (base / "large").write_bytes(os.urandom(4 << 20))
+    assert (full_disk, without_fuse) == (place / "full", place / "without-fuse")
+    on_cluster(
+        place,
+        """
+variables = {
+    "mortal-0": {"BRANCHFS": "/no/branchfs"},
+    "mortal-1": {"BRANCHFS": str(base.parent / "without-fuse")},
+    "mortal-2": {"BRANCHING_CACHE": str(base.parent / "full")},
+}
+"""
+        + DASK_WORKERS
+        + """
+def reason(name):
+    runner = DaskRunner(sys.argv[2], dask_options={"workers": [name]})
+    outcome = BestOfN(command("true"), 1, runner=runner)(space)
+    (result,) = outcome.all_results
+    assert result.state == "error" and isinstance(result.exception, ClusterError), result
+    assert result.exception.node, result
+    return str(result.exception)
+
+assert "there is no program" in reason(names[0])
+assert "mount failed: No such file" in reason(names[1])
+assert "No space left" in reason(names[2])
+full = base.parent / "full"
+assert [each.name for each in (full / "bases").iterdir() if each.is_dir()] == []
+from branching.cluster import cluster_runner
+cluster_runner.own_version = lambda: ("9.9", "2.7")
+assert "and Python 3." in (said := reason(names[0])) and "not 9.9 and 2.7" in said, said
+assert space.branches() == []
+""",
+        dask,
     )
 
 
@@ -827,6 +877,51 @@ assert (base / ".branching" / "logs" / f"{{name}}.log").read_text() == "said\\n"
     bases = list(cluster.place.glob("cache-*/bases/*/script"))
     assert bases
     assert not [each for each in bases if (each.parent / "[key] *").exists()]
+
+
+def test_each_race_of_the_command_line_chooses_on_a_cluster(
+    base: Path, place: Path, cluster: SharedCluster
+) -> None:
+    """Candidates, scorers, judges, critics and expanders are commands."""
+    on_cluster(
+        place,
+        f"""
+import json
+def race(*words):
+    words = [*words[:1], "--runner", {cluster.engine!r}, "--address", sys.argv[2], "--json",
+        *words[1:]]
+    program = subprocess.run([sys.executable, "-m", "branching", *words],
+        stdout=subprocess.PIPE, cwd=base, check=True)
+    results = json.loads(program.stdout)["results"]
+    assert all(each["node"] for each in results), results
+    return [each["state"] for each in results]
+
+def word():
+    text = (base / "word").read_text()
+    (base / "word").unlink()
+    return text
+
+race("speculate", "-c", "exit 1", "-c", "printf won > word")
+assert word() == "won"
+task = 'test -n "$BRANCHING_FEEDBACK" && printf "$BRANCHING_FEEDBACK" > word'
+draft = f"printf new > draft; {{task}}"
+states = race("reflexion", "--critique", "cat draft", "--", "sh", "-c", draft)
+assert states == ["failed", "won"] and word() == "new", states
+states = race("cascaded", "--fan-out", "1,1", "--", "sh", "-c", f"echo lesson; {{task}}")
+assert states == ["failed", "won"] and "lesson" in word(), states
+judge = 'test $(cat "$BRANCHING_A/word") -gt $(cat "$BRANCHING_B/word") && echo a || echo b'
+race("tournament", "-n", "3", "--judge", judge, "--", "sh", "-c", "echo $BRANCHING_ATTEMPT > word")
+assert word() == "2\\n"
+search = ["-c", "printf a >> word", "-c", "printf b >> word", "--max-depth", "2",
+    "--expand", "echo 'printf c >> word'; echo 'printf d >> word'",
+    "--evaluate", "case $(cat word) in bd) echo 3;; b*) echo 2;; *) echo 1;; esac"]
+for name in (["beam-search", "--beam-width", "2"], ["tree-of-thoughts"]):
+    race(*name, *search)
+    assert word() == "bd"
+assert space.branches() == []
+""",
+        cluster,
+    )
 
 
 @pytest.mark.parametrize(
