@@ -6,6 +6,7 @@
 pub(crate) mod common;
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use common::mapping::{Mapping, PAGE_BYTES, Sharing};
@@ -98,6 +99,60 @@ fn a_writable_mapping_whose_descriptor_is_closed_counts_as_open_for_writing() {
         drop(mapping);
         mount.commit("branch");
         assert_eq!(&fs::read(mount.base().join("small")).unwrap()[..6], b"again!", "{options:?}");
+    }
+}
+
+/// A file that was written and closed may still be read by others, who opened it meanwhile.
+#[test]
+fn readers_of_a_file_that_was_open_for_writing_before_block_no_verb() {
+    for options in options() {
+        for (verb, is_mapped) in
+            ["commit", "rebase", "fork"].into_iter().flat_map(|verb| [(verb, false), (verb, true)])
+        {
+            let mount = mounted(options);
+            let branch = mount.create("branch");
+            let mut readers = Vec::new();
+            for name in ["small", "big", "new"] {
+                let path = branch.join(name);
+                let open = File::options().read(true).write(true).create(true).open(&path);
+                let file = open.unwrap();
+                file.write_all_at(b"new", 0).unwrap();
+                let mapping = is_mapped.then(|| Mapping::new(&file, 3, Sharing::Writable));
+                readers.push(File::open(&path).unwrap());
+                drop(file);
+                drop(mapping);
+            }
+            let words: &[&str] = match verb {
+                "fork" => &["create", "--parent", "branch", "child"],
+                verb => &[verb, "branch"],
+            };
+            let done = mount.run(words, &[]);
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(done.status.success(), "{options:?}, {verb}, mapped: {is_mapped}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_writable_mapping_is_noticed_beside_readers() {
+    for options in options() {
+        let mount = mounted(options);
+        let path = mount.create("branch").join("small");
+        let file = open_for_writing(&path);
+        let mapping = Mapping::new(&file, PAGE_BYTES, Sharing::Writable);
+        let _reader = File::open(&path).unwrap();
+        drop(file);
+        mapping.write(0, b"mapped").unwrap();
+        let commit: &[&str] = &["commit", "branch"];
+        // A fork stops what the daemon writes.
+        let fork: &[&str] = &["create", "--parent", "branch", "child"];
+        for words in if options.is_empty() { vec![commit, fork] } else { vec![commit] } {
+            let refused = refusal(&mount.run(words, &[]));
+            assert!(refused.contains("open for writing"), "{options:?}: {refused}");
+        }
+        drop(mapping);
+        mount.commit("branch");
+        assert_eq!(&fs::read(mount.base().join("small")).unwrap()[..6], b"mapped", "{options:?}");
     }
 }
 

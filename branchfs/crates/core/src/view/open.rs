@@ -99,15 +99,20 @@ impl MergedTree {
     }
 
     fn is_being_written(&self, index: NodeIndex) -> bool {
+        // File systems without leases cannot say; there a mapping without a descriptor goes unnoticed.
+        self.find_writers(index).unwrap_or(false)
+    }
+
+    /// Whether anything may be written to the node's file; `None` if that cannot be determined.
+    fn find_writers(&self, index: NodeIndex) -> Option<bool> {
         let Ok(at) = self.locate(index) else {
-            return false; // nothing to commit, and nothing that a name leads to
+            return Some(false); // nothing to commit, and nothing that a name leads to
         };
         let Ok(file) = at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::NONBLOCK) else {
-            return false;
+            return Some(false);
         };
         let owner = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_uid);
-        // File systems without leases cannot say; there a mapping without a descriptor goes unnoticed.
-        crate::sys::is_being_written(file.as_fd(), owner).unwrap_or(false)
+        crate::sys::is_being_written(file.as_fd(), owner)
     }
 }
 
@@ -189,8 +194,7 @@ impl View {
             Err(error) => {
                 // An orphan is opened again through a descriptor that is still there (/proc/self/fd).
                 let file = self.tree.open_file_of(index).ok_or(error)?;
-                let through = crate::rooted_dir::descriptor_path(file.as_fd());
-                return rustix::fs::open(through, access | OFlags::CLOEXEC, Mode::empty());
+                return open_again(&file, access);
             }
         };
         let trunc = if truncate { OFlags::TRUNC } else { OFlags::empty() };
@@ -251,7 +255,14 @@ impl View {
                 .filter(|_| is_by_kernel && is_whole && !is_counted)
                 .filter(|_| !(writable && has_privileges(&file, stat)))
                 // If the kernel refuses the backing file, for whatever reason, the daemon serves the file.
-                .and_then(|kernel| Some((kernel, kernel.open_backing(file.as_fd()).ok()?)))
+                .and_then(|kernel| {
+                    // The kernel keeps what it gets open as long as any program has the file open. For a file that is open
+                    // for writing that would hide whether any of them still writes: see `mapped_writable`.
+                    let reading =
+                        if writable { open_again(&file, OFlags::RDONLY).ok() } else { None };
+                    let registered = reading.as_ref().unwrap_or(&file);
+                    Some((kernel, kernel.open_backing(registered.as_fd()).ok()?))
+                })
                 .map(|(kernel, id)| (id, Arc::clone(kernel)));
             let at = self.tree.locate(index).ok();
             let node = self.tree.nodes.get_mut(index)?;
@@ -320,22 +331,35 @@ impl View {
         has_settled
     }
 
+    /// Files that may be mapped writable though they were closed. Programs may have them open for reading.
+    fn mapped_writable(&mut self) -> Vec<NodeIndex> {
+        let mut mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
+        mapped.retain(|index| {
+            !self.attributes_are_stable(*index) && self.tree.find_writers(*index).unwrap_or(true)
+        });
+        mapped
+    }
+
     /// Files that may be written: open for writing, or mapped writable after they were closed. `by_kernel`: only those
     /// that the kernel writes without a request, which a freeze does not stop.
     pub(crate) fn written(&mut self, by_kernel: bool) -> Vec<PathBuf> {
-        let mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
+        let mut written = self.mapped_writable();
         let MergedTree { nodes, handles, .. } = &self.tree;
         let is_backed =
             |index: &NodeIndex| nodes.get(*index).is_ok_and(|node| node.backing.is_some());
-        let mut written: Vec<NodeIndex> =
-            handles.written().filter(|index| !by_kernel || is_backed(index)).collect();
-        written.extend(mapped.into_iter().filter(|index| !self.attributes_are_stable(*index)));
+        written.extend(handles.written().filter(|index| !by_kernel || is_backed(index)));
         let mut paths: Vec<PathBuf> =
             written.into_iter().filter_map(|index| self.tree.nodes.path(index).ok()).collect();
         paths.sort();
         paths.dedup();
         paths
     }
+}
+
+/// Opens a file that is open in another access mode.
+fn open_again(file: &OwnedFd, access: OFlags) -> Result<OwnedFd> {
+    let through = crate::rooted_dir::descriptor_path(file.as_fd());
+    rustix::fs::open(through, access | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// Whether a write by another user must remove set-id bits or capabilities from the file.
