@@ -86,7 +86,7 @@ class Interpreter:
     def await_here(self) -> None:
         """Waits until it runs and has, if it is a child, a mount table of its own."""
         try:
-            self.python = str(self._receive(ANSWER_SECONDS_MAX)["python"])
+            self.python = str(self._answer()["python"])
         except MemoryBranchError as error:
             self._drain()
             printed = bytes(self._kept[1]).decode("utf-8", "replace").strip()
@@ -137,7 +137,15 @@ class Interpreter:
             MemoryBranchError: It failed, or the process has ended.
         """
         self._send(request, descriptors)
-        return self._receive(ANSWER_SECONDS_MAX)
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            return self._receive(ANSWER_SECONDS_MAX)
+        except TimeoutError as error:
+            raise MemoryBranchError(
+                str(error), hint="its process hangs: interrupt it, or abort the session"
+            ) from None
 
     def interrupt(self) -> None:
         """Raises KeyboardInterrupt in the code that runs."""

@@ -36,6 +36,11 @@ _THREAD_END_MILLISECONDS_MAX = 20
 _START_MILLISECONDS_MAX = 100
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _OMP_PAUSE_SOFT = 1
+_INTERPRETERS = ("_interpreters", "_xxsubinterpreters")
+"""Modules that make interpreters: of Python 3.13, and of earlier ones."""
+_INOTIFY = "anon_inode:inotify"
+_MEMORY_DEVICES = 1
+"""Major number of /dev/null, /dev/urandom and the like: all who read one get the same."""
 _PF_EXITING = 0x4
 """A flag in /proc/PID/stat: the process has left its program."""
 
@@ -109,7 +114,7 @@ class Parked:
 
 def own_offsets(own: Collection[int]) -> None:
     """Gives a forked child offsets of its own in the files that it only reads."""
-    for number in _descriptors():
+    for number in descriptors():
         if number in own:
             continue
         with suppress(OSError):
@@ -129,29 +134,67 @@ def obstacles(at: str, own: Collection[int], *, allows_threads: bool) -> Obstacl
     names = python_threads()
     if names and not allows_threads:
         refusals.append(f"running threads, which a fork does not copy: {', '.join(names)}")
-    if not allows_threads and any(signal.getitimer(timer)[0] for timer in _TIMERS):
+    if not allows_threads and _has_timer():
         refusals.append("a running timer (signal.alarm, signal.setitimer), which a fork stops")
     if others := _library_threads(len(names)):
         warnings.append(f"{others} threads of libraries: they end in the children")
+    if pending := signal.sigpending():
+        refusals.append(f"blocked signals, which a fork loses: {', '.join(map(_signal, pending))}")
+    if _has_subinterpreters():
+        refusals.append("other interpreters in this process, which a fork ends")
     with open("/proc/self/maps") as table:
         refusals += shared_mappings(table)
     refusals += [f"a running child process: {name}" for name in _children()]
-    for number in _descriptors():
-        if number in own or number in (0, 1, 2):
-            continue
-        try:
-            target = os.readlink(f"/proc/self/fd/{number}")
-            found = os.fstat(number)
-            flags = fcntl.fcntl(number, fcntl.F_GETFL)
-        except OSError:
-            continue  # that of the listing itself
-        if refusal := refused_file(at, target, found, flags, is_locked=_is_locked(number)):
-            refusals.append(refusal)
-        elif _is_in(target, at) and _is_half_listed(number, found, flags):
-            refusals.append(f"a listing of {target} that was not read to its end")
-        elif warning := shared_file(number, target):
-            warnings.append(warning)
+    directory = os.readlink("/proc/self/cwd")
+    if directory.endswith(_DELETED) and _is_in(directory.removesuffix(_DELETED), at):
+        refusals.append(f"a working directory that was deleted: {directory}")
+    for number in descriptors():
+        if number not in own:
+            with suppress(FileNotFoundError):  # that of the listing itself
+                _look_at(number, at, refusals, warnings)
     return Obstacles(refusals=list(dict.fromkeys(refusals)), warnings=warnings)
+
+
+def _look_at(number: int, at: str, refusals: list[str], warnings: list[str]) -> None:
+    """Adds what is in the way of an open file."""
+    target = os.readlink(f"/proc/self/fd/{number}")
+    facts = _read("self", f"fdinfo/{number}")
+    found = os.fstat(number)
+    flags = fcntl.fcntl(number, fcntl.F_GETFL)
+    if refusal := refused_file(at, target, found, flags, is_locked=b"\nlock:" in facts):
+        refusals.append(refusal)
+    elif _is_half_listed(number, found, flags):
+        refusals.append(f"a listing of {target} that was not read to its end")
+    elif target == _INOTIFY and _watches(facts, os.stat(at).st_dev):
+        refusals.append("a watch on files of the workspace (inotify)")
+    elif warning := shared_file(number, target, found):
+        warnings.append(warning)
+
+
+def _has_timer() -> bool:
+    """Whether a timer runs: one of this process, or one that `timer_create` has made."""
+    if any(signal.getitimer(timer)[0] for timer in _TIMERS):
+        return True
+    with suppress(FileNotFoundError):  # a kernel without CONFIG_CHECKPOINT_RESTORE
+        return bool(_read("self", "timers"))
+    return False
+
+
+def _signal(number: int) -> str:
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+
+
+def _has_subinterpreters() -> bool:
+    for name in _INTERPRETERS:
+        if module := sys.modules.get(name):
+            return len(module.list_all()) > 1
+    return False
+
+
+def _watches(facts: bytes, device: int) -> bool:
+    """Whether an inotify instance watches something on a file system; of its /proc/PID/fdinfo."""
+    kernel_number = os.major(device) << 20 | os.minor(device)
+    return any(b" sdev:%x " % kernel_number in line for line in facts.splitlines())
 
 
 def python_threads() -> list[str]:
@@ -197,7 +240,7 @@ def refused_file(
     if target.startswith(_GPU):
         return f"a CUDA context: {target} is open"
     is_regular = stat.S_ISREG(found.st_mode)
-    if is_regular and is_locked:
+    if is_locked:
         return f"a lock on {target}, which would be lost"
     if _is_in(target.removesuffix(_DELETED), at):
         if found.st_nlink == 0:
@@ -216,17 +259,19 @@ def _is_half_listed(number: int, found: os.stat_result, flags: int) -> bool:
     return is_directory and os.lseek(number, 0, os.SEEK_CUR) != 0
 
 
-def shared_file(number: int, target: str) -> str | None:
+def shared_file(number: int, target: str, found: os.stat_result) -> str | None:
     """Says what parent and children share of an open file; None if it is nothing."""
-    kind = target.partition(":")[0]
-    if kind in ("socket", "pipe", "anon_inode"):
+    is_device = stat.S_ISBLK(found.st_mode) or stat.S_ISCHR(found.st_mode)
+    is_stream = stat.S_ISSOCK(found.st_mode) or stat.S_ISFIFO(found.st_mode)
+    has_state = is_device and os.major(found.st_rdev) != _MEMORY_DEVICES
+    if has_state or is_stream or target.startswith("anon_inode:"):
         return f"descriptor {number} ({target}) is shared by all"
     return None
 
 
 def _files_in(at: str, own: Collection[int]) -> list[_File]:
     files: list[_File] = []
-    for number in _descriptors():
+    for number in descriptors():
         if number in own:
             continue
         try:
@@ -293,6 +338,18 @@ def _children() -> list[str]:
     return found
 
 
+def ended_children() -> dict[int, str]:
+    """Returns the names of this process's children that have ended and were not waited for."""
+    me = str(os.getpid()).encode()
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            name, _, facts = _read(pid, "stat").partition(b"(")[2].rpartition(b")")
+            if facts.split()[:2] == [b"Z", me]:
+                found[int(pid)] = os.fsdecode(name)
+    return found
+
+
 def _is_killed(status: bytes) -> bool:
     """Whether a process has a pending SIGKILL: it will run nothing more."""
     pending = [int(line.split()[1], 16) for line in status.splitlines() if b"Pnd:" in line]
@@ -313,19 +370,8 @@ def _read(pid: str, name: str) -> bytes:
         return file.read()
 
 
-def _is_locked(number: int) -> bool:
-    """Whether this process holds a lock on an open file.
-
-    /proc/locks tells the same, and waits for all processors to let it read (10 to 25 ms).
-    """
-    try:
-        with open(f"/proc/self/fdinfo/{number}", "rb") as facts:
-            return b"\nlock:" in facts.read()
-    except OSError:
-        return False  # that of a listing
-
-
-def _descriptors() -> list[int]:
+def descriptors() -> list[int]:
+    """Returns the numbers of all open files."""
     return [int(name) for name in os.listdir("/proc/self/fd")]
 
 

@@ -24,7 +24,7 @@ import secrets
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import TracebackType
 
 from branching._standard_streams import open_closed
@@ -172,7 +172,7 @@ class Session(CodeRunner):
                 what = "the session did not fork"
                 for shared in check_state(interpreter, what, allow_threads=allow_threads):
                     warnings.warn(shared, stacklevel=3)
-                interpreter.ask(b"park 0")
+                interpreter.ask(b"park fork")
                 self._generation += 1
                 try:
                     self._children = self._forked(interpreter, n)
@@ -469,7 +469,7 @@ class Session(CodeRunner):
         """
         branch = self._branch_of(interpreter)
         check_state(interpreter, "nothing was committed", allow_threads=True)
-        interpreter.ask(b"park %d" % flushes)
+        interpreter.ask(b"park commit" if flushes else b"park pick")
         try:
             self._mounts.detach(interpreter, interpreter.mount)
             try:
@@ -502,8 +502,11 @@ class Session(CodeRunner):
         self._interpreter = winner
         winner.name = "the interpreter of the session"
         self._dying = [(earlier, None), *((other._interpreter, other._branch) for other in losers)]
-        for interpreter, _ in self._dying:
+        for interpreter, branch in self._dying:
             self._mounts.kill(interpreter.mount)  # with all that it has started
+            if branch is not None:
+                with suppress(BranchingError):  # tried again by `_bury`
+                    branch.abort()  # the session's branch is frozen while it has other branches
         self._mounts.attach(winner, self.branch.path)
         unpark(winner)
 

@@ -5,7 +5,8 @@ answer is one JSON message:
 
     run            request, result              executes code, or calls a function
     check T        nothing                      says what is in the way of a fork (T=1: not threads)
-    park F         nothing                      closes the files of the workspace (F=1: flushes)
+    park WHY       nothing                      closes the files of the workspace, before a `fork`,
+                                                `pick` or `commit`, which flushes them
     fork           socket, output, error, …     forks one child for each three descriptors
     unpark         nothing                      opens the files again, in the branch seen now
     end            nothing                      flushes all files and runs exit functions
@@ -34,7 +35,7 @@ from typing import Any, NoReturn
 
 from branching._linux import fd_passing, syscalls
 from branching.process.functions import function_pickle, result_channel
-from branching.session import parking
+from branching.session import mappings, parking
 
 ANSWER_BYTES_MAX = 60_000
 TEXT_CHARACTERS_MAX = 10_000
@@ -56,6 +57,9 @@ class _Worker:
         self._control = control
         os.set_inheritable(control.fileno(), False)
         self._parked: parking.Parked | None = None
+        self._forked: list[int] = []
+        self._outputs = [_identity(1), _identity(2)]
+        self._mapped = mappings.MappedFiles(at)
         self._cells = 0
         self._injected: dict[int, set[str]] = {}
         module = types.ModuleType("__main__")
@@ -172,43 +176,64 @@ class _Worker:
 
     # Forking.
 
-    def _check(self, allows_threads: str, _: list[int]) -> None:
-        found = parking.obstacles(
-            self._at, {self._control.fileno()}, allows_threads=allows_threads == "1"
-        )
-        self._answer(refusals=found.refusals, warnings=found.warnings)
+    def _own(self) -> set[int]:
+        """Returns the descriptors that lead to the caller."""
+        return {
+            self._control.fileno(),
+            *(n for n in parking.descriptors() if _identity(n) in self._outputs),
+        }
 
-    def _park(self, flushes: str, _: list[int]) -> None:
-        if flushes == "1":
+    def _check(self, allows_threads: str, _: list[int]) -> None:
+        for pid in self._forked:
+            with suppress(ChildProcessError):  # waited for already
+                os.waitpid(pid, os.WNOHANG)
+        _note_ended_programs()
+        found = parking.obstacles(self._at, self._own(), allows_threads=allows_threads == "1")
+        lost = [
+            f"process {pid} ({name}) has ended: a forked child cannot wait for it"
+            for pid, name in parking.ended_children().items()
+            if pid not in self._forked
+        ]
+        self._answer(refusals=found.refusals, warnings=found.warnings + lost)
+
+    def _park(self, why: str, _: list[int]) -> None:
+        if why == "commit":
             _flush_files()
         _flush_standard()
-        self._parked = parking.Parked(self._at, {self._control.fileno()})
+        if why == "fork":
+            self._mapped.let_fork()
+        else:
+            self._mapped.leave()
+        self._parked = parking.Parked(self._at, self._own())
         self._answer(parked=True)
 
     def _unpark(self, _: str, __: list[int]) -> None:
         failed = [] if self._parked is None else self._parked.unpark()
+        failed += self._mapped.follow()
         self._parked = None
         gc.unfreeze()
         self._answer(unparked=True, not_opened=failed)
 
     def _fork(self, _: str, descriptors: list[int]) -> None:
-        _note_ended_programs()
         parking.end_openmp_threads()
         gc.freeze()  # a collection in a child would copy every page with objects
         count = len(descriptors) // 3
         for index in range(count):
-            if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
                 self._become_child(descriptors, index)
                 return
+            self._forked.append(pid)
         self._answer(forked=count)
 
     def _become_child(self, descriptors: list[int], index: int) -> None:
-        control, output, errors = descriptors[3 * index : 3 * index + 3]
+        control, *outputs = descriptors[3 * index : 3 * index + 3]
         self._control.close()
         self._control = socket.socket(fileno=os.dup(control))
-        os.dup2(output, 1)
-        os.dup2(errors, 2)
+        self._replace_outputs(outputs)
+        self._forked = []
         self._adopt_orphans()
+        _adopt_ended_processes()
         try:
             syscalls.set_capabilities(permitted=_ADMIN, effective=_ADMIN)
             syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -219,12 +244,29 @@ class _Worker:
         parking.own_offsets({0, 1, 2, self._control.fileno(), *descriptors})
         self._answer(here=True, python=sys.implementation.cache_tag)
 
+    def _replace_outputs(self, outputs: list[int]) -> None:
+        """Lets what led to the session's streams lead to this child's: 1, 2, and duplicates."""
+        replaced = dict(zip(self._outputs, outputs, strict=True))
+        for number in parking.descriptors():
+            if output := replaced.get(_identity(number)):
+                os.dup2(output, number, inheritable=os.get_inheritable(number))
+        self._outputs = list(map(_identity, outputs))
+
     def _end(self, _: str, __: list[int]) -> None:
         with suppress(BaseException):  # what users register may raise anything
             atexit._run_exitfuncs()
         _flush_files()
         _flush_standard()
         self._answer(ended=True)
+
+
+def _identity(number: int) -> tuple[int, int] | None:
+    """Returns what an open file is; None for the descriptor of a listing that is over."""
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _forget_frames(error: BaseException) -> None:
@@ -244,10 +286,21 @@ def _flush_standard() -> None:
 def _note_ended_programs() -> None:
     """Sets the return code of programs that have ended: a forked child cannot wait for them."""
     subprocess = sys.modules.get("subprocess")
+    multiprocessing = sys.modules.get("multiprocessing")
     with suppress(ChildProcessError):
-        if subprocess and os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            for program in _instances(subprocess.Popen):
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            for program in _instances(subprocess.Popen) if subprocess else ():
                 program.poll()
+            if multiprocessing:
+                multiprocessing.active_children()
+
+
+def _adopt_ended_processes() -> None:
+    """Lets this forked child join processes of `multiprocessing` that have ended."""
+    if process := sys.modules.get("multiprocessing.process"):
+        for ended in list(process._dangling):
+            if ended._parent_pid == os.getppid():
+                ended._parent_pid = os.getpid()
 
 
 def _flush_files() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from branching import (
     Workspace,
 )
 from branching.process.sandbox import parent_state
-from branching.session import completion, parking
+from branching.session import completion, interpreter, parking
 
 OWNER = (12345, 12346)
 SLEEP = str(1_000_000 + os.getpid())
@@ -224,6 +225,47 @@ def test_open_files_and_the_directory_follow_into_the_child_and_back(
     assert value(session, "half.read()") == "ed\n"
     assert value(session, "os.pread(raw, 100, 0), os.lseek(raw, 0, 1)") == (b"abc111", 6)
     assert value(session, "os.getcwd()") == str(space.workspace.seen_at / "sub")
+
+
+def test_the_session_writes_after_a_pick_of_a_child_that_changed_no_file(session: Session) -> None:
+    """The other children's branches would keep the session's branch frozen."""
+    children = session.fork(3)
+    children[1].run("x = 1")
+    assert session.pick(children[1]) == []
+    assert value(session, "open('made', 'w').write('1'), x") == (1, 1)
+
+
+def test_dropped_children_leave_no_entry_in_the_process_table(session: Session) -> None:
+    session.run("import os")
+    for _ in range(5):
+        session.fork(2)
+        session.none()
+    ended = r"sum('\nState:\tZ' in open(f'/proc/{p}/status').read() for p in os.listdir('/proc') if p.isdigit())"
+
+    def are_gone() -> bool:
+        session.fork(1)
+        session.none()
+        return value(session, ended) in (0, 1)
+
+    until(are_gone, "they are gone")
+
+
+def test_a_database_is_connected_again_after_a_commit(session: Session, space: Space) -> None:
+    """SQLite refuses to write to a file whose inode number has changed."""
+    session.run(
+        "import sqlite3; db = sqlite3.connect('data.db'); db.execute('create table t (x)'); db.commit()"
+    )
+    child = session.fork(1)[0]
+    value(child, "db.execute('insert into t values (1)'); db.commit()")
+    session.pick(child)
+    session.commit()
+    write = "db.execute('insert into t values (2)'); db.commit()"
+    value(
+        session,
+        f"try:\n    {write}\nexcept sqlite3.OperationalError:\n    db = sqlite3.connect('data.db'); {write}",
+    )
+    session.commit()
+    assert value(session, "db.execute('select x from t').fetchall()") == [(1,), (2,)]
 
 
 def test_none_continues_as_before_the_fork(session: Session) -> None:
@@ -940,6 +982,13 @@ def test_a_killed_session_can_still_pick_a_child(session: Session) -> None:
     children[1].run("x = 4")
     session.pick(children[1])
     assert value(session, "x") == 4
+
+
+def test_a_session_that_hangs_is_named(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "ANSWER_SECONDS_MAX", 0.1)
+    os.kill(session.pid, signal.SIGSTOP)
+    with pytest.raises(MemoryBranchError, match="the interpreter of the session does not answer"):
+        session.fork(1)
 
 
 def test_a_session_serves_one_with(space: Space) -> None:

@@ -5,11 +5,14 @@
 | session, child | check, park, fork, copying the mount table, unpark: each call that Python makes | call (`TRACER`; slow) |
 | mount helper | entering a mount table, detaching, attaching, hiding, killing, answering | system call |
 | init | waking up, waiting for those who have ended; none in a fork | system call |
-| caller | messages to the other processes, branches of BranchFS, then a commit | each third step |
+| caller | messages to the other processes, branches of BranchFS, then a commit | third step |
 | | the same | system call (slow) |
 
 The system calls are those that others can notice (`support.system_calls`). Each process, but for the
 caller, is also killed before each step of the caller: there the other processes wait (`Killer`).
+
+With BRANCHFS_SOAK all of this is done with both drivers, and the caller is killed before each of its
+steps. Without it, only the slow tests use both.
 """
 
 from __future__ import annotations
@@ -24,20 +27,47 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from conftest import Mounted
 from support.branchfs import mounted
 from support.system_calls import IS_KNOWN, KilledAtStep, name_of
 from support.traces import processes_in_namespace
 from support.waiting import until
 
 from branching import Branch, BranchingError, MemoryBranchError, Session, Workspace
-from branching.session import parking
 from branching.session.branch_mounts import BranchMounts
 from branching.session.interpreter import Interpreter
 
 STEPS = ((Interpreter, "ask"), (Interpreter, "await_here"), (BranchMounts, "_ask"))
 BRANCH_STEPS = ("__enter__", "commit", "abort")
 STEPS_MAX = 60
+IS_SOAK = bool(os.environ.get("BRANCHFS_SOAK"))
+
+
+DRIVERS = ("fuse", "overlay")
+
+
+@pytest.fixture(params=DRIVERS)
+def workspace(request: pytest.FixtureRequest, outside: Path) -> Iterator[Workspace]:
+    yield from opened(outside, request.param)
+
+
+@pytest.fixture(params=DRIVERS if IS_SOAK else DRIVERS[:1])
+def swept(request: pytest.FixtureRequest, outside: Path) -> Iterator[Workspace]:
+    """A workspace for the tests that are quick enough to run always, with one driver."""
+    yield from opened(outside, request.param)
+
+
+def opened(place: Path, driver: str) -> Iterator[Workspace]:
+    base = place / "base"
+    base.mkdir()
+    (base / "seed.txt").write_text("seed\n")
+    with mounted(base, place / "mount", driver=driver) as root, Workspace(root) as made:
+        yield made
+
+    def is_removed() -> bool:  # the daemon removes layers beside us
+        shutil.rmtree(base, ignore_errors=True)
+        return not base.exists()
+
+    until(is_removed, "the base is removed")
 
 
 class Killer:
@@ -82,10 +112,10 @@ def namespace(session: Session) -> str:
 
 
 def test_a_session_that_is_killed_at_any_step_of_a_fork_leaves_nothing(
-    real_workspace: Workspace,
+    swept: Workspace,
 ) -> None:
     for at in range(STEPS_MAX):
-        with Session(real_workspace) as session:
+        with Session(swept) as session:
             space = namespace(session)
             session.run("open('made', 'w').close()")
             killer = Killer(at, lambda: session.pid)
@@ -102,19 +132,19 @@ def test_a_session_that_is_killed_at_any_step_of_a_fork_leaves_nothing(
             session.abort()
         # A new namespace may have the number of one that is gone.
         until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
-        assert real_workspace.branches() == []
+        assert swept.branches() == []
         if killer.count <= at:
             break
     assert 10 < killer.count == at
-    assert files(real_workspace.base) == ["seed.txt"]
+    assert files(swept.base) == ["seed.txt"]
 
 
 @pytest.mark.parametrize("who", ["the winner", "the loser", "the session"])
 def test_a_process_that_is_killed_at_any_step_of_a_pick_leaves_a_session_that_continues(
-    real_workspace: Workspace, who: str
+    swept: Workspace, who: str
 ) -> None:
     for at in range(STEPS_MAX):
-        with Session(real_workspace) as session:
+        with Session(swept) as session:
             space = namespace(session)
             session.run("x = 0")
             children = session.fork(2)
@@ -146,11 +176,11 @@ def test_a_process_that_is_killed_at_any_step_of_a_pick_leaves_a_session_that_co
             session.abort()
         # A new namespace may have the number of one that is gone.
         until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
-        assert real_workspace.branches() == []
+        assert swept.branches() == []
         if killer.count <= at:
             break
     assert 6 < killer.count == at
-    assert files(real_workspace.base) == ["seed.txt"]
+    assert files(swept.base) == ["seed.txt"]
 
 
 def tolerant(kill: Callable[[int, int], None]) -> Callable[[int, int], None]:
@@ -199,24 +229,6 @@ def in_child():
 os.register_at_fork(after_in_parent=in_parent, after_in_child=in_child)
 """
 SYSTEM_CALLS_MAX = 400
-
-
-@pytest.fixture(params=["fuse", "overlay"])
-def workspace(request: pytest.FixtureRequest, outside: Path) -> Iterator[Workspace]:
-    base = outside / "base"
-    base.mkdir()
-    (base / "seed.txt").write_text("seed\n")
-    with (
-        mounted(base, outside / "mount", driver=request.param) as root,
-        Workspace(root) as made,
-    ):
-        yield made
-
-    def is_removed() -> bool:  # the daemon removes layers beside us
-        shutil.rmtree(base, ignore_errors=True)
-        return not base.exists()
-
-    until(is_removed, "the base is removed")
 
 
 def traced(who: int | None, at: int) -> str:
@@ -306,10 +318,10 @@ def supervisor(space: str, who: str, interpreters: set[int]) -> int:
 @pytest.mark.parametrize("who", ["init", "the mount helper"])
 @pytest.mark.parametrize("what", ["fork", "pick"])
 def test_a_supervisor_that_is_killed_at_any_step_leaves_nothing(
-    real_workspace: Workspace, what: str, who: str
+    swept: Workspace, what: str, who: str
 ) -> None:
     for at in range(STEPS_MAX):
-        with Session(real_workspace) as session:
+        with Session(swept) as session:
             space = namespace(session)
             session.run("open('made', 'w').close()")
             children = session.fork(2) if what == "pick" else []
@@ -324,8 +336,8 @@ def test_a_supervisor_that_is_killed_at_any_step_leaves_nothing(
             inside = set(processes_in_namespace(space))
             session.abort()
         until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
-        assert real_workspace.branches() == []
-        assert files(real_workspace.base) == ["seed.txt"]
+        assert swept.branches() == []
+        assert files(swept.base) == ["seed.txt"]
         if killer.count <= at:
             break
     assert 6 < killer.count == at
@@ -340,11 +352,11 @@ def test_a_supervisor_that_is_killed_at_any_step_leaves_nothing(
     ],
 )
 def test_a_supervisor_that_is_killed_at_any_of_its_own_steps_leaves_nothing(
-    real_workspace: Workspace, what: str, who: str, steps: set[str]
+    swept: Workspace, what: str, who: str, steps: set[str]
 ) -> None:
     """Init has no step in a fork: it only reaps those who have ended."""
     for at in range(STEPS_MAX):
-        with Session(real_workspace, hide=["seed.txt"]) as session:
+        with Session(swept, hide=["seed.txt"]) as session:
             space = namespace(session)
             session.run("x = 1; open('made', 'w').close()")
             children = session.fork(2) if what == "pick" else []
@@ -367,8 +379,8 @@ def test_a_supervisor_that_is_killed_at_any_of_its_own_steps_leaves_nothing(
         killer.join()
         # A new namespace may have the number of one that is gone.
         until(lambda: inside.isdisjoint(processes_in_namespace(space)), "all are dead")  # noqa: B023
-        assert real_workspace.branches() == []
-        assert files(real_workspace.base) == ["seed.txt"]
+        assert swept.branches() == []
+        assert files(swept.base) == ["seed.txt"]
         if not is_killed:
             break
     assert not is_killed
@@ -395,28 +407,28 @@ print(killer.count)
 
 
 def test_a_caller_that_is_killed_at_any_step_leaves_no_process_and_a_whole_base(
-    real: Mounted,
+    swept: Workspace,
 ) -> None:
     before, after = [["seed.txt"], ["made", "more", "seed.txt"]]
     seen = []
-    for at in range(0, STEPS_MAX * 2, 3):
+    for at in range(0, STEPS_MAX * 2, 1 if IS_SOAK else 3):
         path = [str(Path(__file__).parent)]
-        code = CALLER.format(path=path, root=str(real.root), at=at)
+        code = CALLER.format(path=path, root=str(swept.root), at=at)
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=False
         )
         space = done.stdout.splitlines()[0]
         until(lambda: not processes_in_namespace(space), "all are dead")  # noqa: B023
-        with Workspace(real.root) as workspace:
-            assert workspace.branches() == [] or done.returncode == 0, done.stderr
-        found = files(real.base)
+        with Workspace(swept.root) as reopened:
+            assert reopened.branches() == [] or done.returncode == 0, done.stderr
+        found = files(swept.base)
         assert found in (before, after)
         seen.append(found)
         if done.returncode == 0:
             break
         assert done.returncode == -signal.SIGKILL, done.stderr
         for name in ("made", "more"):
-            (real.base / name).unlink(missing_ok=True)
+            (swept.base / name).unlink(missing_ok=True)
     assert seen[0] == before
     assert seen[-1] == after
     assert len(seen) > 8
@@ -487,182 +499,3 @@ def test_a_refused_fork_names_a_killed_interpreter(real_workspace: Workspace) ->
         with pytest.raises(MemoryBranchError, match="the interpreter of the session has ended"):
             session.fork(2)
         session.abort()
-
-
-# States of programs that a fork must carry over, or refuse by name.
-
-ODD_STATES = {
-    "an open database": (
-        "import sqlite3; db = sqlite3.connect('d.db'); db.execute('create table t (x)')",
-        "db.execute('insert into t values (1)'); db.commit()",
-        "db.execute('select count(*) from t').fetchone()[0]",
-        1,
-    ),
-    "a handler of logging": (
-        "import logging; logging.basicConfig(filename='log', level=20, format='%(message)s')",
-        "logging.info('in the child')",
-        "logging.info('after'); open('log').read()",
-        "in the child\nafter\n",
-    ),
-    "a rotating handler": (
-        "import logging, logging.handlers; h = logging.handlers.RotatingFileHandler('log', maxBytes=10, backupCount=1)",
-        "h.emit(logging.LogRecord('n', 20, 'p', 1, 'a longer line', (), None))",
-        "h.emit(logging.LogRecord('n', 20, 'p', 1, 'second line', (), None)); sorted(__import__('os').listdir())",
-        ["log", "log.1", "seed.txt"],
-    ),
-    "a temporary file in the workspace": (
-        "import tempfile; f = tempfile.NamedTemporaryFile('w+', dir='.', delete=False); f.write('one\\n')",
-        "f.write('two\\n')",
-        "f.seek(0); f.read()",
-        "one\ntwo\n",
-    ),
-    "a temporary directory": (
-        "import tempfile, os; d = tempfile.TemporaryDirectory(dir='.')",
-        "open(os.path.join(d.name, 'x'), 'w').close()",
-        "os.listdir(d.name)",
-        ["x"],
-    ),
-    "a finished pool of processes": (
-        "import multiprocessing as m\nwith m.get_context('fork').Pool(2) as pool: found = pool.map(abs, [-1, -2])\npool.join(); del pool",
-        "found.append(3)",
-        "found",
-        [1, 2, 3],
-    ),
-    "a program that has ended, and was not waited for": (
-        "import subprocess, os\np = subprocess.Popen(['sh', '-c', 'exit 3'])\nos.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)",
-        "code = p.wait()",
-        "code, p.wait()",
-        (3, 3),
-    ),
-    "an event loop that ran": (
-        "import asyncio\nasync def add(n): return n + 1\nx = asyncio.run(add(1))",
-        "x = asyncio.run(add(x))",
-        "asyncio.run(add(x))",
-        4,
-    ),
-    "a generator that is half read": (
-        "lines = (line for line in open('seed.txt')); counter = iter(range(10)); next(counter)",
-        "next(counter)",
-        "next(counter), next(lines)",
-        (2, "seed\n"),
-    ),
-    "a lock and a condition": (
-        "import threading; lock = threading.RLock(); lock.acquire()",
-        "lock.acquire()",
-        "lock.release(); lock.release(); lock.acquire(blocking=False)",
-        True,
-    ),
-    "numbers from random": (
-        "import random; random.seed(1); first = random.random()",
-        "drawn = random.random()",
-        "0 <= drawn < 1",
-        True,
-    ),
-    "a mapped file that is only read": (
-        "import mmap; f = open('seed.txt', 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)",
-        "n = len(m)",
-        "bytes(m[:4]), n",
-        (b"seed", 5),
-    ),
-    "a module of the workspace": (
-        "import sys; sys.path.insert(0, '.'); open('mine.py', 'w').write('value = 1\\n'); import importlib, mine",
-        "open('mine.py', 'w').write('value = 22\\n')",
-        "importlib.invalidate_caches(); importlib.reload(mine).value",
-        22,
-    ),
-}
-
-
-@pytest.mark.parametrize("what", ODD_STATES)
-def test_a_state_survives_fork_and_pick(real_workspace: Workspace, what: str) -> None:
-    before, in_child, after, expected = ODD_STATES[what]
-    with Session(real_workspace) as session:
-        session.run(before).result()
-        children = session.fork(2)
-        cell = children[1].run(in_child)
-        assert cell.success, cell.exception and cell.exception.__cause__
-        session.pick(children[1])
-        cell = session.run(after)
-        assert cell.success, cell.exception and cell.exception.__cause__
-        assert cell.value == expected
-        session.abort()
-
-
-@pytest.mark.filterwarnings("ignore:.*threads of libraries.*:UserWarning")
-def test_openmp_that_has_run_before_the_fork_runs_in_a_child(real_workspace: Workspace) -> None:
-    with Session(real_workspace) as session:
-        train = "model = HistGradientBoostingRegressor(max_iter=2).fit(x, x[:, 0])"
-        session.run(
-            "import numpy as np\n"
-            "from sklearn.ensemble import HistGradientBoostingRegressor\n"
-            f"x = np.arange(200.0).reshape(100, 2)\n{train}"
-        ).result()
-        children = session.fork(1)
-        children[0].run(train, timeout=60).result()
-        session.pick(children[0])
-        session.run(train, timeout=60).result()
-        session.abort()
-
-
-REFUSED_STATES = {
-    "a running pool of processes": (
-        "import multiprocessing as m; pool = m.get_context('fork').Pool(1)",
-        "running threads|a running child process",
-    ),
-    "a pool of threads": (
-        "from concurrent.futures import ThreadPoolExecutor; p = ThreadPoolExecutor(1); p.submit(int)",
-        "running threads.*ThreadPoolExecutor",
-    ),
-    "a timer": (
-        "import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN); signal.alarm(1000)",
-        "a running timer",
-    ),
-    "a listing that was not read to its end": (
-        "import os; listing = os.scandir('.'); next(listing)",
-        "a listing of /.* that was not read to its end",
-    ),
-    "a shared value": (
-        "import multiprocessing as m; v = m.Value('i', 1)",
-        "shared writable memory",
-    ),
-    "shared memory by name": (
-        "from multiprocessing.shared_memory import SharedMemory; s = SharedMemory(create=True, size=10)",
-        "shared writable memory: /dev/shm/",
-    ),
-    "a database in WAL mode": (
-        "import sqlite3; db = sqlite3.connect('d.db'); db.execute('pragma journal_mode=wal'); db.execute('create table t (x)')",
-        "shared writable memory: .*d.db-shm",
-    ),
-    "a handler that writes outside": (
-        "import logging; h = logging.FileHandler('/tmp/log'); h.emit(logging.LogRecord('n', 20, 'p', 1, 'm', (), None))",
-        "open for writing outside of the workspace: /tmp/log",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED_STATES)
-def test_a_state_that_cannot_survive_is_named(real_workspace: Workspace, what: str) -> None:
-    code, message = REFUSED_STATES[what]
-    with Session(real_workspace) as session:
-        session.run(code).result()
-        with pytest.raises(MemoryBranchError, match=message):
-            session.fork(2)
-        assert session.run("1").result() == 1
-        session.abort()
-
-
-@pytest.mark.filterwarnings("ignore:the interpreter of the session. descriptor:UserWarning")
-def test_an_event_loop_that_is_open_is_a_warning(real_workspace: Workspace) -> None:
-    with Session(real_workspace) as session:
-        session.run("import asyncio; loop = asyncio.new_event_loop()").result()
-        with pytest.warns(UserWarning, match="anon_inode:.eventpoll.* is shared by all"):
-            children = session.fork(1)
-        child = children[0]
-        value = child.run("loop.run_until_complete(asyncio.sleep(0, 5))").result()
-        assert value == 5
-        session.abort()
-
-
-def test_obstacles_name_memory_that_is_mapped() -> None:
-    line = "7f00-7f01 rw-s 00000000 00:01 12 /dev/shm/x\n"
-    assert parking.shared_mappings([line]) == ["shared writable memory: /dev/shm/x"]

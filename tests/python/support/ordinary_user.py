@@ -27,6 +27,7 @@ def run_python(
     how: str = AS_STRANGER,
     fuse_mode: str = "666",
     may_mount: bool = False,
+    driver: str = "fuse",
 ) -> subprocess.CompletedProcess[str]:
     """Runs the interpreter of the tests in an empty directory of the user.
 
@@ -39,6 +40,7 @@ def run_python(
         fuse_mode: Permissions of /dev/fuse.
         may_mount: Give the user an entry in /etc/passwd and a setuid fusermount3, as on an ordinary
             system with the package fuse3.
+        driver: With "overlay", which only root can mount, root has mounted the directory.
     """
     trees = {
         "python": sys.base_prefix,
@@ -73,7 +75,11 @@ def run_python(
         "PYTHONPATH": f"{PLACE}/tree:{PLACE}/packages",
     }
     settings = " ".join(f"{name}={value}" for name, value in variables.items())
-    called = f"exec env -i {settings} {how} {PYTHON} {shlex.join(argv)}"
+    called = f"env -i {settings} {how} {PYTHON} {shlex.join(argv)}"
+    if driver == "overlay":
+        program = f"{PLACE}/branchfs"
+        steps.append(f"{program} mount --driver overlay --base {PLACE}/project {PLACE}/project")
+        called = f"{{ {called}; code=$?; cd / && {program} unmount {PLACE}/project; exit $code; }}"
     script = " && ".join([*steps, f"cd {PLACE}/project", called])
     return subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False
