@@ -207,6 +207,18 @@ fn a_branch_is_stale_again_after_a_rebase_when_another_one_wins() {
 }
 
 #[test]
+fn what_a_branch_got_by_a_rebase_is_no_conflict_of_the_next_one() {
+    let mount = stale("echo 1 >f", "echo 2 >d/g");
+    succeed(&rebase(&mount, &[]));
+    shell(&mount.branch("late"), "echo 2 >>f");
+    shell(&mount.create("winner"), "echo 3 >third");
+    mount.commit("winner");
+    succeed(&rebase(&mount, &[]));
+    mount.commit("late");
+    shell(&mount.base(), "test \"$(cat f d/g third)\" = $'1\n2\n2\n3'");
+}
+
+#[test]
 fn a_rebased_branch_survives_a_killed_daemon_and_freezes_main() {
     let mount = stale("echo 1 >f", "echo 2 >d/g; echo 2 >second");
     succeed(&rebase(&mount, &[]));
@@ -227,6 +239,28 @@ fn a_commit_that_was_undone_is_in_no_branchs_way() {
     succeed(&mount.run(&["undo"], &[]));
     succeed(&mount.run(&["commit", "--rebase", "late"], &[]));
     shell(&mount.base(), "test \"$(cat f gone/below/file)\" = $'2\\n2'");
+}
+
+#[test]
+fn an_undo_conflicts_with_a_branch_that_changed_the_same_paths() {
+    let works = ["echo 2 >f", "chmod 600 f", "mv f d/f", "rm f", "echo 2 >n/first"];
+    for work in works {
+        let mount = Mount::over(fill);
+        shell(&mount.create("first"), "echo 1 >f; mkdir -p n; echo 1 >n/first");
+        mount.commit("first");
+        let late = mount.create("late");
+        shell(&late, work);
+        shell(&mount.create("beside"), "echo 2 >d/g");
+        succeed(&mount.run(&["undo", "--force"], &[]));
+        let paths: &[&str] = if work.contains("n/") { &["n", "n/first"] } else { &["f"] };
+        let said = refusal(&rebase(&mount, &[]));
+        assert!(said.lines().any(|line| paths.contains(&line.trim())), "{work}: {said}");
+        succeed(&rebase(&mount, &["--force"]));
+        succeed(&mount.run(&["rebase", "beside"], &[]));
+        shell(&mount.branch("beside"), "test \"$(cat f d/g)\" = $'old\n2'; test ! -e n");
+        mount.commit("beside");
+        shell(&mount.base(), "test \"$(cat f d/g)\" = $'old\n2'; test ! -e n");
+    }
 }
 
 #[test]

@@ -24,7 +24,7 @@ use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::mount::{FreezeGuard, MAIN};
 use crate::overlayfs_upper::NormaliseFor;
-use crate::transaction::{self, Metadata, TransactionRoots};
+use crate::transaction::{self, LoggedTransaction, Metadata, TransactionRoots};
 use crate::write_set::{Fingerprint, Precondition};
 
 /// How to handle paths that both the branch and others changed.
@@ -143,7 +143,7 @@ fn find_obstacles(
     Ok(obstacles)
 }
 
-/// Returns the changes committed to main since the fork, and the earlier attributes of the objects. They are in the
+/// Returns the changes committed to main, or undone there, since the fork, and the earlier attributes of the objects. They are in the
 /// snapshot layers, and for a stale branch in the history. Commits that have left the history are found by their traces
 /// in the base.
 fn theirs_of_main(
@@ -157,16 +157,19 @@ fn theirs_of_main(
         return Ok((theirs, attributes));
     }
     for past in transaction::history(&workspace.engine.disk()?)? {
-        let header = &past.commit.header;
         let is_later =
-            header.stale.contains(&record.id) || header.decided.max(past.done.0) > record.created;
+            |one: &LoggedTransaction, begun: i64| one.header.decided.max(begun) > record.created;
         // A part of this branch.
-        let is_own = header.kind == transaction::Kind::Commit { branch: record.id };
-        if is_own || !is_later || past.undone.is_some() {
-            continue;
-        }
-        theirs.add(&past.commit.changes);
-        for step in &past.commit.steps {
+        let is_own = past.commit.header.kind == transaction::Kind::Commit { branch: record.id };
+        let is_later_commit = is_later(&past.commit, past.done.0);
+        let theirs_of_it = match &past.undone {
+            None => Some(&past.commit).filter(|_| is_later_commit && !is_own),
+            // The branch saw the commit, or neither.
+            Some((undo, when)) => Some(undo).filter(|_| is_later(undo, when.0) && !is_later_commit),
+        };
+        let Some(later) = theirs_of_it else { continue };
+        theirs.add(&later.changes);
+        for step in &later.steps {
             if let Some((path, old)) = step.attributes_before() {
                 attributes.entry(path.to_path_buf()).or_insert_with(|| old.clone());
             }
