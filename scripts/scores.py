@@ -83,7 +83,7 @@ SUITES = [
     *engine(
         "`kill -9` of the daemon at a random moment of a verb",
         "killed_daemon",
-        "whatever_verb",
+        "a_daemon_killed_in_any_verb",
         r"(?:true|false)\): (\d+)",
         "{} kills, each before or after",
     ),

@@ -109,7 +109,7 @@ fn set_xattrs(root: &Path) {
 }
 
 #[test]
-fn what_was_exported_and_imported_commits_as_the_branch_itself() {
+fn an_imported_branch_commits_as_the_exported_one() {
     let source = Mount::over(|base| shell(base, FILLED));
     let original = source.base().display().to_string();
     let target = Mount::over(|base| {
@@ -388,7 +388,7 @@ fn content_is_handed_out_with_the_rights_of_who_asks() {
 }
 
 #[test]
-fn what_an_archive_cannot_carry_is_refused() {
+fn objects_that_an_archive_cannot_hold_are_refused() {
     let mount = Mount::new();
     let branch = mount.create("branch");
     let socket = std::os::unix::net::UnixListener::bind(branch.join("socket")).unwrap();

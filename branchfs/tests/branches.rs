@@ -74,7 +74,7 @@ fn a_directory_that_others_moved_into_one_that_the_branch_removed_is_not_lost() 
 }
 
 #[test]
-fn what_is_written_to_main_goes_where_its_path_leads_now() {
+fn a_write_to_main_goes_where_its_path_leads_now() {
     for replacement in REPLACEMENTS {
         let mount = with_a_directory();
         let directory = mount.mountpoint().join("d/in");

@@ -134,7 +134,7 @@ fn other_branches_continue_while_a_commit_is_made_durable() {
 }
 
 #[test]
-fn what_others_did_meanwhile_outlives_a_daemon_that_is_killed_there() {
+fn changes_by_others_outlive_a_daemon_that_is_killed_there() {
     for (directory, late) in
         [(Mount::store as fn(&Mount) -> PathBuf, "old\n"), (Mount::base, "new\n")]
     {
@@ -284,7 +284,7 @@ fn an_import_whose_parent_has_ended_meanwhile_leaves_nothing() {
 }
 
 /// Deletes what is in the trash as late as it may: after an undo has brought back what it shares with the base.
-fn undone_before_a_veil_is_deleted() -> (Mount, Hold) {
+fn undone_before_a_snapshot_layer_is_deleted() -> (Mount, Hold) {
     let mount = Mount::with(&["--policy", "snapshot"], |base| {
         shell(
             base,
@@ -292,7 +292,7 @@ fn undone_before_a_veil_is_deleted() -> (Mount, Hold) {
         );
     });
     let before = snapshot(&mount.base());
-    mount.create("observer"); // its veil links what the commit replaces
+    mount.create("observer"); // its snapshot layer links what the commit replaces
     shell(&mount.create("one"), "echo new > file; rm -r d");
     mount.commit("one");
     let mut hold = Hold::new(&mount, &mount.store().join("trash"));
@@ -318,7 +318,7 @@ fn let_go_and_wait_for_an_empty_trash(mount: &Mount, hold: &mut Hold) {
 /// S12: only what others changed stands in the way of a redo, not a link of ours that goes.
 #[test]
 fn a_snapshot_layer_that_is_deleted_in_the_background_blocks_no_redo() {
-    let (mount, mut hold) = undone_before_a_veil_is_deleted();
+    let (mount, mut hold) = undone_before_a_snapshot_layer_is_deleted();
     let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
     succeed(&run(&mount, &["redo"]));
     assert_eq!(read(mount.base().join("file")), "new\n");
@@ -326,8 +326,8 @@ fn a_snapshot_layer_that_is_deleted_in_the_background_blocks_no_redo() {
 
 /// S8: nor in that of a commit whose branch saw the object before.
 #[test]
-fn a_veil_that_is_deleted_in_the_background_is_no_drift() {
-    let (mount, mut hold) = undone_before_a_veil_is_deleted();
+fn a_snapshot_layer_that_is_deleted_in_the_background_is_no_drift() {
+    let (mount, mut hold) = undone_before_a_snapshot_layer_is_deleted();
     let early = mount.create("early");
     work(&early, "echo mine >> file; rm d/file");
     let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
@@ -339,8 +339,8 @@ fn a_veil_that_is_deleted_in_the_background_is_no_drift() {
 
 /// What others did before a link of ours went is told from it all the same, though only the ctime tells of it.
 #[test]
-fn what_others_changed_before_a_veil_was_deleted_is_drift() {
-    let (mount, mut hold) = undone_before_a_veil_is_deleted();
+fn changes_by_others_before_a_snapshot_layer_was_deleted_are_drift() {
+    let (mount, mut hold) = undone_before_a_snapshot_layer_is_deleted();
     common::wait_for_the_clock(&mount.base());
     shell(&mount.base(), "chmod 600 file");
     let_go_and_wait_for_an_empty_trash(&mount, &mut hold);
@@ -351,8 +351,8 @@ fn what_others_changed_before_a_veil_was_deleted_is_drift() {
 }
 
 /// The daemon is killed where it opens its notes, before a link is deleted or after it.
-fn killed_while_a_veil_is_deleted(is_deleted: bool) -> Mount {
-    let (mount, mut trash) = undone_before_a_veil_is_deleted();
+fn killed_while_a_snapshot_layer_is_deleted(is_deleted: bool) -> Mount {
+    let (mount, mut trash) = undone_before_a_snapshot_layer_is_deleted();
     common::wait_for_the_clock(&mount.base());
     let links = || {
         fs::metadata(mount.base().join("file")).unwrap().nlink()
@@ -377,7 +377,7 @@ fn killed_while_a_veil_is_deleted(is_deleted: bool) -> Mount {
 #[test]
 fn a_kill_while_a_snapshot_layer_is_deleted_blocks_no_redo() {
     for is_deleted in [false, true] {
-        let mount = killed_while_a_veil_is_deleted(is_deleted);
+        let mount = killed_while_a_snapshot_layer_is_deleted(is_deleted);
         common::wait_for_the_clock(&mount.base());
         mount.mount_with(&["--policy", "snapshot"]);
         wait_for_an_empty_trash(&mount);
@@ -387,10 +387,10 @@ fn a_kill_while_a_snapshot_layer_is_deleted_blocks_no_redo() {
 }
 
 #[test]
-fn what_others_change_after_such_a_kill_is_drift() {
+fn changes_by_others_after_such_a_kill_are_drift() {
     /// More than the ticks of any file system's clock.
     const LATER: Duration = Duration::from_millis(50);
-    let mount = killed_while_a_veil_is_deleted(true);
+    let mount = killed_while_a_snapshot_layer_is_deleted(true);
     let killed = Instant::now();
     common::wait_until("the kill is over", || killed.elapsed() > LATER);
     shell(&mount.base(), "chmod 600 file d/file");

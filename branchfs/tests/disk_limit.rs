@@ -236,7 +236,7 @@ fn a_flood_of_names_has_an_end() {
 }
 
 #[test]
-fn what_a_child_adds_its_parent_adds() {
+fn bytes_added_by_a_child_count_for_its_parent() {
     let mount = Mount::new();
     create(&mount, "parent", MIB);
     let child = mount.create_below("parent", "child");

@@ -125,7 +125,7 @@ const EXCHANGE: u32 = 2;
 const ANY_RENAME_FLAG: u32 = 0xff;
 
 #[test]
-fn what_a_file_system_cannot_do_is_found_out_before_anything_depends_on_it() {
+fn missing_features_of_a_file_system_are_found_before_anything_depends_on_them() {
     for (call, argument, flag, errno, reason) in [
         ("renameat2", 4, EXCHANGE, libc::EINVAL, "cannot swap two names at once (RENAME_EXCHANGE)"),
         ("renameat2", 4, ANY_RENAME_FLAG, libc::EINVAL, "cannot swap two names at once"),

@@ -123,7 +123,7 @@ fn damaged_marks_and_plans_are_found() {
     }
 }
 
-/// A store with all the books there are: branches under a veil and below one another, commits that can be undone and
+/// A store with all the books there are: branches under a snapshot layer and below one another, commits that can be undone and
 /// redone, one that a crash cut off, and one that was forgotten.
 fn with_all_books() -> Mount {
     let mount = Mount::unmounted(|base| {

@@ -65,7 +65,7 @@ fn an_undo_brings_everything_back_and_a_redo_does_it_again() {
 
 /// A directory from which another one was moved before it went has the time it had.
 #[test]
-fn what_went_after_something_had_left_it_comes_back_as_it_was() {
+fn a_removed_directory_out_of_which_one_was_moved_comes_back_with_its_time() {
     let removals =
         ["rm -r outer", "rm -r outer; echo file >outer", "rm -r outer; mkdir -m 700 outer"];
     for removal in removals {
@@ -143,7 +143,7 @@ fn a_commit_after_an_undo_drops_what_was_undone() {
 }
 
 #[test]
-fn what_others_changed_since_is_listed_and_nothing_is_undone() {
+fn an_undo_lists_later_changes_by_others_and_changes_nothing() {
     let cases: [(&str, &str, &str); 6] = [
         ("edited", "echo other >>file", "file"),
         ("replaced", "echo other >x; mv x file", "file"),
@@ -167,7 +167,7 @@ fn what_others_changed_since_is_listed_and_nothing_is_undone() {
 }
 
 #[test]
-fn what_others_did_elsewhere_stays_through_an_undo() {
+fn an_undo_keeps_changes_by_others_at_other_paths() {
     let mount = Mount::over(fill);
     shell(&mount.create("work"), CHANGES);
     mount.commit("work");

@@ -69,7 +69,7 @@ fn work(directory: &Path, round: usize) {
 }
 
 #[test]
-fn whatever_verb_is_killed_everything_is_before_it_or_after_it() {
+fn a_daemon_killed_in_any_verb_leaves_all_before_or_all_after_it() {
     let mount = Mount::over(|base| {
         shell(
             base,

@@ -197,7 +197,7 @@ fn edits_of_others_in_the_base_are_overwritten() {
 }
 
 #[test]
-fn what_others_put_into_the_base_is_not_seen() {
+fn files_that_others_put_into_the_base_are_not_seen() {
     let mount = Mount::over(|base| shell(base, BASE));
     let branch = mount.create("branch");
     fs::write(mount.base().join("late"), "late").unwrap();

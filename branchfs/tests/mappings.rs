@@ -189,7 +189,7 @@ fn mappings_that_only_read_the_file_block_no_commit_or_fork() {
 }
 
 #[test]
-fn what_is_written_through_a_mapping_is_read_by_a_later_open() {
+fn a_write_through_a_mapping_is_read_by_a_later_open() {
     for options in options() {
         let mount = mounted(options);
         let branch = mount.create("branch");

@@ -198,7 +198,7 @@ fn attributes_alone_are_committed_without_a_copy() {
 }
 
 #[test]
-fn what_others_did_to_the_base_since_the_fork_is_drift() {
+fn changes_by_others_in_the_base_since_the_fork_are_drift() {
     let fill = |base: &Path| {
         shell(
             base,
@@ -633,7 +633,7 @@ fn a_deleted_file_that_is_open_for_writing_is_named() {
 
 /// The kernel stops no writing while a deleted file is open, for reading too, or a deleted directory is in use.
 #[test]
-fn what_was_deleted_and_is_still_open_is_named_with_its_process() {
+fn a_deleted_file_that_is_still_open_is_named_with_its_process() {
     let mount = Mount::over(|base| shell(base, "mkdir d; echo content > d/f"));
     let branch = mount.create("branch");
     for script in ["exec 3< d/f; rm d/f", "mkdir d/gone; cd d/gone; rmdir $PWD"] {

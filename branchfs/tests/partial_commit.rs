@@ -316,7 +316,7 @@ impl Drop for Below {
 
 /// A volume for `node_modules`, say, a directory and a file of elsewhere.
 #[test]
-fn what_lies_under_a_mount_is_refused_by_name_and_the_rest_can_be_committed() {
+fn a_path_below_a_mount_is_refused_by_name_and_the_rest_can_be_committed() {
     let mount = Mount::over(|base| {
         shell(
             base,
@@ -448,7 +448,7 @@ fn edits_of_others_before_and_after_a_partial_commit_are_found_when_the_rest_is_
 }
 
 #[test]
-fn what_was_committed_can_be_changed_and_committed_again() {
+fn a_committed_path_can_be_changed_and_committed_again() {
     let mount = Mount::over(fill);
     let branch = mount.create("work");
     shell(&branch, CHANGES);

@@ -324,7 +324,7 @@ impl Trial {
 }
 
 #[test]
-fn what_went_with_what_was_above_it_can_be_chosen() {
+fn a_path_deleted_with_its_parent_can_be_selected() {
     let cases = [
         ("rm -r a", "a/e"),
         ("rm -r a/b", "a/b/a"),

@@ -23,7 +23,7 @@ fn big_file(path: &Path, byte: u8) {
 }
 
 #[test]
-fn what_is_written_and_what_is_big_is_read_without_a_request() {
+fn written_files_and_big_files_are_read_without_a_request() {
     let mount = Mount::over(|base| big_file(&base.join("big"), b'b'));
     let branch = mount.create("branch");
     let mut written = OpenOptions::new()
@@ -76,7 +76,7 @@ fn a_small_file_is_read_without_a_request_and_its_attributes_stay_known() {
 }
 
 #[test]
-fn what_is_written_while_others_open_a_file_for_the_first_time_is_read() {
+fn a_write_is_read_while_others_open_the_file_for_the_first_time() {
     const FILES: usize = 300;
     let mount = Mount::over(|base| shell(base, "for i in {0..299}; do echo old > $i; done"));
     let branch = mount.create("branch");
@@ -218,7 +218,7 @@ for line in sys.stdin:
 "#;
 
 #[test]
-fn what_is_written_through_a_mapping_is_seen_and_never_committed_half_done() {
+fn a_write_through_a_mapping_is_seen_and_never_committed_in_part() {
     let mount = Mount::over(|base| fs::write(base.join("file"), vec![b'.'; 4096]).unwrap());
     let branch = mount.create("branch");
     fs::metadata(branch.join("file")).unwrap(); // the kernel has its attributes before it is mapped
@@ -446,7 +446,7 @@ for number, size in ((0xC020660B, 32), (0x80086601, 8)):
 "#;
 
 #[test]
-fn what_a_branch_does_not_have_fails_as_the_table_of_differences_says() {
+fn operations_that_a_branch_lacks_fail_as_the_table_of_differences_says() {
     let mount = Mount::over(|base| fs::write(base.join("file"), [1; 8192]).unwrap());
     let branch = mount.create("branch");
     let words = ["-c", MISSING];

@@ -203,7 +203,7 @@ fn a_branch_that_writes_only_after_the_others_commit_meets_it_too() {
 }
 
 #[test]
-fn what_was_read_must_be_unchanged_where_it_is_serializable() {
+fn a_serializable_commit_needs_the_paths_that_it_read_unchanged() {
     let cases = [
         ("opened", "echo 1 >file", "cat file", Some("file")),
         ("opened, metadata", "chmod 600 file", "cat file", Some("file")),
@@ -423,7 +423,7 @@ fn commits_that_the_history_forgot_are_no_drift_to_those_who_live_on() {
 }
 
 #[test]
-fn what_a_branch_did_while_a_commit_was_undone_is_no_drift_when_that_is_done_again() {
+fn changes_of_a_branch_while_a_commit_is_undone_are_no_drift_at_the_redo() {
     let mount = mounted("snapshot");
     shell(&mount.create("one"), "rm -r gone replaced; echo new >replaced; echo new >new; rm file");
     mount.commit("one");

@@ -259,7 +259,7 @@ fn all_that_a_verb_has_changed_in_the_base_is_on_disk_when_it_returns() {
 /// program syncs there later, before anything else is synced, is there after a power cut: with the overlay driver without
 /// a daemon, else by way of the next one.
 #[test]
-fn what_is_synced_first_in_a_branch_after_its_daemon_was_killed_survives_a_power_cut() {
+fn the_first_sync_in_a_branch_after_its_daemon_was_killed_survives_a_power_cut() {
     for (number, (make, options)) in FILE_SYSTEMS.into_iter().enumerate() {
         for is_written_before in [false, true] {
             let disk = Disk::recorded(make);

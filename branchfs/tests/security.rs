@@ -474,7 +474,7 @@ fn all_that_the_store_keeps_for_itself_is_the_base_owners() {
         );
     });
     mount.mount_with(&["--policy", "snapshot"]);
-    // A change in part, a nested commit, a veil, a record that is replaced, an undo and a redo.
+    // A change in part, a nested commit, a snapshot layer, a record that is replaced, an undo and a redo.
     let open = mount.create("open");
     shell(&open, "printf x | dd of=big bs=1 seek=5000 conv=notrunc status=none; echo > d/new");
     shell(&mount.create_below("open", "inner"), "echo inner > inner");

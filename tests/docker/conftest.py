@@ -209,4 +209,8 @@ def branches(store: Path) -> list[str]:
 
 def mounts(below: Path) -> list[str]:
     """Returns the host's mounts below a directory."""
-    return [line for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines() if f" {below}" in line]
+    return [
+        line
+        for line in Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+        if f" {below}" in line
+    ]

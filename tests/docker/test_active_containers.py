@@ -61,7 +61,7 @@ def asked(engine: FakeEngine) -> tuple[list[WorkspaceContainer], list[str]]:
 @pytest.mark.parametrize("state", ["created", "configured", "initialized"])
 @pytest.mark.parametrize("workspace", [PLACE, PLACE / "below", PLACE.parent], ids=["same", "below", "above"])
 @pytest.mark.parametrize("settings", ["{}", None], ids=["warm", "run"])
-def test_what_never_started_is_removed(state: str, workspace: Path, settings: str | None) -> None:
+def test_a_container_that_never_started_is_removed(state: str, workspace: Path, settings: str | None) -> None:
     engine = FakeEngine([replace(ONE, state=state, workspace=str(workspace), warm_settings=settings)])
     found, said = asked(engine)
     assert (found, engine.removed) == ([], ["id-of-one"])
@@ -93,7 +93,7 @@ def test_a_run_that_is_about_to_end_is_waited_for() -> None:
     assert asked(FakeEngine([run])) == ([run], [])
 
 
-def test_what_has_a_warm_container_waits_for_nothing() -> None:
+def test_a_directory_with_a_warm_container_waits_for_no_other() -> None:
     below = replace(ONE, warm_settings=None, workspace=str(PLACE / "below"))
     engine = FakeEngine([ONE, below], [])
     assert asked(engine) == ([ONE, below], [])
@@ -104,7 +104,7 @@ def test_a_clock_that_is_wrong_delays_no_longer() -> None:
     assert asked(engine)[0] == []
 
 
-def test_what_is_not_in_the_way_is_let_be() -> None:
+def test_other_containers_are_left_alone() -> None:
     elsewhere = replace(ONE, state="created", workspace="/home/me/projects")
     of_a_run = replace(ONE, identifier="run", state="exited", warm_settings=None)
     engine = FakeEngine([elsewhere, of_a_run])
@@ -112,7 +112,7 @@ def test_what_is_not_in_the_way_is_let_be() -> None:
     assert engine.removed == []
 
 
-def test_what_cannot_be_removed_is_an_error() -> None:
+def test_a_container_that_cannot_be_removed_is_an_error() -> None:
     engine = FakeEngine([replace(ONE, state="dead")])
     engine.refuses_to_remove = True
     with pytest.raises(EngineError, match="one has stopped, but was not removed"):
@@ -136,14 +136,14 @@ def test_of_two_that_begin_together_the_second_shares(tmp_path: Path) -> None:
     assert started(tmp_path, [ONE], "echo name is taken >&2; exit 125") == ("one", [])
 
 
-def test_what_an_engine_was_still_making_for_the_dead_goes(tmp_path: Path) -> None:
+def test_a_container_that_the_engine_was_still_creating_for_a_dead_process_is_removed(tmp_path: Path) -> None:
     """The first try is refused for its name; the container shows itself then, and is never started."""
     program = f"[ -e {tmp_path}/tried ] && echo ready; >{tmp_path}/tried"
     name, said = started(tmp_path, [replace(ONE, state="created")], program)
     assert (name, len(said)) == (WARM.name, 1)
 
 
-def test_what_fails_for_another_reason_fails_once(tmp_path: Path) -> None:
+def test_a_start_that_fails_for_another_reason_is_not_repeated(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no warm container was started"):
         started(tmp_path, [], f"echo again >>{tmp_path}/tries; exit 125")
     assert (tmp_path / "tries").read_text() == "again\n"

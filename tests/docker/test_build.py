@@ -66,7 +66,7 @@ def build(tmp_path: Path) -> Build:
 
 
 @pytest.mark.contract("7.9")
-def test_what_a_build_replaces_goes_and_all_else_stays(
+def test_a_build_removes_the_image_that_it_replaces_and_no_other(
     build: Build, names: tuple[str, str], engine: docker.DockerClient
 ) -> None:
     mine, others = names

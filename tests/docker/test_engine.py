@@ -68,7 +68,7 @@ def fake(tmp_path: Path) -> Iterator[Docker]:
         thread.join()
 
 
-def test_what_docker_does_not_know_is_none(fake: Docker) -> None:
+def test_objects_that_docker_does_not_know_are_none(fake: Docker) -> None:
     assert (fake.is_known("gone"), fake.image_labels("gone"), fake.volume_labels("gone")) == (False, None, None)
     assert fake.volume_labels("bare") == {}
     fake.stop("gone")
@@ -78,7 +78,7 @@ def test_only_the_call_that_removes_a_container_reports_it(fake: Docker) -> None
     assert [fake.remove(name) for name in ("ended", "busy", "gone")] == [True, False, False]
 
 
-def test_what_docker_refuses_is_an_error_with_its_reason(fake: Docker) -> None:
+def test_a_refusal_of_docker_is_an_error_with_its_reason(fake: Docker) -> None:
     with pytest.raises(EngineError, match="Docker refused a request") as raised:
         fake.info()
     assert raised.value.cause == "out of order"
@@ -139,7 +139,7 @@ def test_podman_is_asked_by_its_command(
     assert (tmp_path / "asked").read_text() == f"{words}\n"
 
 
-def test_a_build_by_podman_that_fails_says_so(tmp_path: Path) -> None:
+def test_a_failed_build_by_podman_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="was not built") as raised:
         podman(tmp_path, "exit 3").build(tmp_path, "one", {"A": "1", "B": "2"})
     assert raised.value.cause == "podman build exited with 3"

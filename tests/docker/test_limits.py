@@ -88,7 +88,7 @@ def test_a_share_of_the_processor_is_no_more_than_that(image: str, project: Proj
     assert float((project.root / "share").read_text()) < 0.4
 
 
-def test_what_limits_the_container_limits_its_branches(image: str, project: Project) -> None:
+def test_limits_of_the_container_limit_its_branches(image: str, project: Project) -> None:
     before = project.tree()
     command = ["run", "--memory-limit", "1G", "--json", "--", *HOG]
     done = run_image(image, *command, project=project, mem_limit="120m", memswap_limit="120m")

@@ -101,7 +101,7 @@ def test_every_message_is_explained(title: str, messages: object) -> None:
     [*OWN, ("Messages of `branching` and BranchFS", of_commands)],
     ids=["wrapper", "image", "command"],
 )
-def test_every_message_that_is_explained_is_said(title: str, messages: object) -> None:
+def test_every_explained_message_exists(title: str, messages: object) -> None:
     assert callable(messages)
     said = messages()
     assert [message for message in section(title) if not any(holds(message, text) for text in said)] == []

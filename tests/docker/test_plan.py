@@ -239,7 +239,7 @@ def test_each_directory_has_its_own_place_in_a_volume_and_the_place_names_the_vo
         (Settings(root=True), False),
     ],
 )
-def test_what_is_read_anew_for_each_command_is_not_settled(settings: Settings, expected: bool) -> None:
+def test_settings_that_name_changing_files_are_read_for_each_command(settings: Settings, expected: bool) -> None:
     assert is_settled(settings) == expected
 
 
@@ -277,7 +277,7 @@ def test_a_command_may_not_ask_a_warm_container_for_what_it_is_not(
     assert refused_changes(settings_label(Settings(**made)), flags) == refused
 
 
-def test_what_holds_for_one_command_goes_with_it() -> None:
+def test_settings_of_one_command_are_passed_with_it() -> None:
     settings = Settings(env=("A=1",), env_file=("f",), user="7", root=True, network="none")
     words = ["--user", "7", "--env-file", "f", "--env", "A=1", "--env", "BRANCHING_ROOT=1"]
     assert exec_options(settings) == words

@@ -162,7 +162,7 @@ def wrapper(project: Project, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_what_succeeds_is_committed_and_what_fails_changes_nothing(project: Project) -> None:
+def test_a_success_is_committed_and_a_failure_changes_nothing(project: Project) -> None:
     done = wrapper(project, "run", "--", "make", "test")
     assert done.returncode == 0, done.stderr
     assert (project.root / "made.txt").stat().st_uid == project.owner

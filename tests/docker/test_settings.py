@@ -114,7 +114,9 @@ def test_no_word_has_two_meanings() -> None:
         ("env = ['=1']", 'env "=1" has no name', "NAME=VALUE"),
     ],
 )
-def test_what_makes_no_sense_names_its_place(places: tuple[Path, Path], user: str, message: str, hint: str) -> None:
+def test_a_wrong_setting_is_refused_with_the_place_where_it_is_set(
+    places: tuple[Path, Path], user: str, message: str, hint: str
+) -> None:
     with pytest.raises(SettingsError, match=message) as refused:
         settings(places, user=user)
     assert hint in refused.value.hint

@@ -68,7 +68,7 @@ def test_a_branch_kept_in_a_volume_is_committed_by_a_later_container_and_undone(
     assert undone == before
 
 
-def test_branches_are_found_where_they_are_kept_or_that_is_said(
+def test_branches_are_found_where_they_are_kept_or_the_command_fails(
     image: str, make_project: Callable[..., Project], volume: str, engine: docker.DockerClient
 ) -> None:
     """Never another directory's, and never an empty place as if there were none."""

@@ -119,7 +119,7 @@ def test_the_exit_code_is_the_commands(shared: Project, code: int) -> None:
     assert wrapper(shared, "run", "--on-success", "abort", "--", "sh", "-c", f"exit {code}").returncode == code
 
 
-def test_what_does_not_run_says_so(shared: Project) -> None:
+def test_a_command_that_cannot_run_has_the_exit_code_for_it(shared: Project) -> None:
     assert wrapper(shared, "exec", "--", "no-such-command").returncode == 127
     assert wrapper(shared, "exec", "--", "./kept.txt").returncode == 126
     assert wrapper(shared, "exec", "--").returncode == 2
@@ -143,7 +143,7 @@ def test_options_of_one_command_are_its_own(shared: Project) -> None:
     assert wrapper(shared, "exec", "--", "sh", "-c", "echo ${WORD-none}").stdout == "none\n"
 
 
-def test_what_files_set_is_there_without_reading_them_again_until_they_change(project: Project) -> None:
+def test_settings_files_are_read_again_only_after_they_changed(project: Project) -> None:
     """The list of loaded modules has no command-line library and no parser while the files are the same."""
 
     def told(*options: str) -> tuple[str, bool]:
@@ -163,7 +163,7 @@ def test_what_files_set_is_there_without_reading_them_again_until_they_change(pr
     configured.unlink()
 
 
-def test_what_the_container_is_not_is_refused(shared: Project) -> None:
+def test_options_that_the_warm_container_was_made_without_are_refused(shared: Project) -> None:
     done = wrapper(shared, "--network", "none", "-m", "1g", "exec", "--", "true")
     assert done.returncode == 125
     assert "made without --network --memory" in done.stderr

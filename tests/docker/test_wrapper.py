@@ -74,7 +74,7 @@ def client(image: str, project: Project) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.contract("7.4", "7.5", "7.10")
-def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, project: Project) -> None:
+def test_a_success_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, project: Project) -> None:
     before = project.tree()
     program = (
         "echo new >sub/new.txt; rm dangling; echo more >>kept.txt; "
@@ -92,7 +92,7 @@ def test_what_succeeds_is_committed_and_belongs_to_the_owner(wrapper: Wrapper, p
 
 @pytest.mark.contract("7.4", "7.7")
 @pytest.mark.parametrize("code", [1, 7, 126, 127])
-def test_what_fails_changes_nothing(wrapper: Wrapper, project: Project, code: int) -> None:
+def test_a_failure_changes_nothing(wrapper: Wrapper, project: Project, code: int) -> None:
     before = project.tree()
     done = wrapper(project, "run", "--", "sh", "-c", f"rm -rf sub; echo x >kept.txt; touch new; exit {code}")
     assert (done.returncode, project.tree()) == (code, before)

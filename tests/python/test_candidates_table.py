@@ -103,7 +103,7 @@ def test_output_of_a_candidate_does_not_control_the_terminal(text: str, shown: s
     assert not any(character < " " for line in plain(board, 120) for character in line)
 
 
-def test_what_is_kept_of_a_line_is_bounded() -> None:
+def test_the_kept_part_of_a_line_is_bounded() -> None:
     board = ProgressTable(["z" * 10_000])
     board.on_event(event("output", text="z" * 10_000))
     assert "".join(plain(board, 5000)).count("z") == 2 * LINE_CHARACTERS_MAX

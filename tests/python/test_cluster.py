@@ -771,7 +771,7 @@ def test_a_killed_driver_leaves_nothing_on_nodes_and_a_local_branch(
     assert branching(race, "ls", "--json").document["branches"] == []
 
 
-def test_a_node_that_cannot_run_attempts_says_so(
+def test_a_node_that_cannot_run_attempts_is_refused_with_its_reason(
     base: Path, place: Path, ray: SharedCluster, full_disk: Path, without_fuse: Path
 ) -> None:
     """No branchfs, no /dev/fuse, a full disk, and other versions."""

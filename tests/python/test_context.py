@@ -619,7 +619,7 @@ class TestLimits:
         assert 0.2 <= result.cpu_seconds < 20
         assert result.wall_seconds >= 0.2
 
-    def test_what_children_used_counts_also_if_the_target_succeeds(self, place: Path) -> None:
+    def test_usage_of_children_counts_also_if_the_target_succeeds(self, place: Path) -> None:
         def target(path: Path) -> None:
             ready, hold = os.pipe(), os.pipe()
             for _ in range(2):

@@ -43,7 +43,7 @@ class TestWorkspace:
         assert space.redo().commit.branch == "two"
         assert (space.path / "two").exists()
 
-    def test_what_others_changed_since_is_listed(
+    def test_later_changes_by_others_are_listed(
         self, real: Mounted, real_workspace: Workspace
     ) -> None:
         commit(real_workspace, "made")

@@ -211,7 +211,7 @@ def test_the_kernel_is_registered_for_the_user_or_for_the_environment(
     assert (tmp_path / "env/share/jupyter/kernels/branching/kernel.json").exists()
 
 
-def test_what_cannot_be_registered_is_named(
+def test_a_kernel_that_cannot_be_registered_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "is not a directory" in run_cli("kernel", "install", "-w", str(tmp_path / "no")).stderr

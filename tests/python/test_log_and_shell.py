@@ -194,7 +194,7 @@ class TestShell:
 
 
 class TestForget:
-    def test_what_has_ended_goes_and_what_runs_stays(self, tmp_path: Path) -> None:
+    def test_logs_of_ended_calls_go_and_those_of_running_calls_stay(self, tmp_path: Path) -> None:
         book = RunLog(tmp_path, (os.geteuid(), os.getegid()), "speculate", keeps_store=True)
         with book:
             listener = book.and_then(lambda event: None)

@@ -413,7 +413,7 @@ async def test_external_changes_are_not_overwritten_without_force(
         assert seed.read_text() == "ours\n"
 
 
-async def test_a_stale_branch_says_so(real_workspace: Workspace) -> None:
+async def test_a_stale_branch_is_shown_as_stale(real_workspace: Workspace) -> None:
     async with connected(served(real_workspace)) as agent:
         await agent.call("branch_create", name="b")
         with real_workspace.branch("first") as first:

@@ -144,7 +144,9 @@ class TestOpen:
             assert Speculate([candidate])(workspace).committed
         assert (base / "made").exists()
 
-    def test_what_is_missing_is_named(self, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_directory_or_program_is_named(
+        self, base: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         with pytest.raises(MountError, match="is not a directory"):
             Workspace.open(base / "seed.txt")
         monkeypatch.setenv("BRANCHFS", "/no/such/branchfs")

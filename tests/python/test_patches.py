@@ -76,7 +76,7 @@ def test_a_candidate_that_changed_nothing_has_no_patch(real: Mounted) -> None:
     assert "no patch is kept: no change, or still open" in done.err
 
 
-def test_a_long_patch_is_cut_and_says_so(real: Mounted) -> None:
+def test_a_long_patch_is_cut_with_a_note(real: Mounted) -> None:
     much = f"seq 200000 > much; seq 1 > {NAME_FROM}; exit 1"
     assert branching(real.root, "speculate", "--quiet", "-c", much).code == 1
     done = branching(real.root, "log", entry_of(real, "seq"), "--patch")

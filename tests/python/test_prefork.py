@@ -93,7 +93,7 @@ def test_it_has_no_file_open_but_the_line_to_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_what_is_mounted_after_its_fork_is_seen(outside: Path) -> None:
+def test_a_mount_made_after_the_fork_is_seen(outside: Path) -> None:
     place, later = outside / "place", outside / "later"
     place.mkdir()
     later.mkdir()

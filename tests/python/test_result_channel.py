@@ -230,7 +230,7 @@ def test_values_are_made_as_they_were(result: int, thing: Any) -> None:
     assert called == []
 
 
-def test_what_is_made_in_its_own_way_has_to_be_named(result: int) -> None:
+def test_types_with_their_own_constructor_have_to_be_allowed_by_name(result: int) -> None:
     data = value(named(Own) + MARK + b"\x85R")
     assert type(heard(result, data, [Own]).value) is Own
     assert called == [("mark",)]

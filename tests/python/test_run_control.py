@@ -150,7 +150,7 @@ class TestFromAnotherProcess:
             for record in space.branches():
                 space.reopen(record.name).abort()
 
-    def test_a_function_cannot_be_steered_and_says_so(self) -> None:
+    def test_steering_a_function_is_refused(self) -> None:
         with pytest.raises(BranchError, match="function in the calling program"):
             RunController().pause("nobody")
 

@@ -278,7 +278,7 @@ def test_a_branch_can_be_seen_at_the_base_itself(real: Mounted) -> None:
     space.close()
 
 
-def test_what_a_sandbox_said_is_heard_though_it_ended_without_listening() -> None:
+def test_the_message_of_a_sandbox_is_read_though_it_ended_without_listening() -> None:
     line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     with line, theirs:
@@ -307,7 +307,7 @@ def test_a_caller_may_ignore_signals_that_cannot_be_set(real: Mounted) -> None:
     assert (real.base / "made").exists()
 
 
-def test_what_others_remove_meanwhile_stops_no_sandbox(place: Path) -> None:
+def test_files_that_others_remove_meanwhile_do_not_stop_a_sandbox(place: Path) -> None:
     """Sockets and stores that must be covered are created and removed while a sandbox starts."""
     done = threading.Event()
     other = Path(tempfile.mkdtemp(dir="/opt"))  # of what is in /tmp a sandbox sees nothing anyhow

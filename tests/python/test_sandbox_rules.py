@@ -92,7 +92,7 @@ class TestFiles:
         assert "Permission denied" in said.err
         assert "Read-only file system" in said.err
 
-    def test_what_is_shown_beside_cannot_be_written(self, sandboxed: SandboxedBranch) -> None:
+    def test_extra_visible_paths_cannot_be_written(self, sandboxed: SandboxedBranch) -> None:
         beside = Path("/tmp/beside")
         said = sandboxed.attempt(
             "cat /tmp/beside/secret && touch /tmp/beside/x",
@@ -102,7 +102,7 @@ class TestFiles:
         assert "Read-only file system" in said.err
 
 
-def test_what_is_kept_in_sight_cannot_be_written(
+def test_paths_kept_visible_cannot_be_written(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtualenv on PATH that lies in the base: shown as the branch has it."""
@@ -295,7 +295,7 @@ def test_mounts_made_inside_are_not_propagated_outside(outside: Path) -> None:
         subprocess.run(["umount", "--recursive", shared], check=True)
 
 
-def test_what_was_given_read_only_stays_so(outside: Path) -> None:
+def test_a_read_only_mount_stays_read_only(outside: Path) -> None:
     """A project that a container was given with `:ro`."""
     given = outside / "given"
     given.mkdir()

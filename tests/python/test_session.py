@@ -149,7 +149,7 @@ def test_a_function_sees_the_variables_of_the_session(session: Session) -> None:
     assert session.run(total, 3).result() == 15
 
 
-def test_a_function_whose_value_cannot_be_sent_says_so(session: Session) -> None:
+def test_a_function_whose_value_cannot_be_sent_is_an_error(session: Session) -> None:
     cell = session.run(lambda: [threading.Lock()])
     assert cell.success
     with pytest.raises(ProcessBranchError, match="cannot be sent back"):

@@ -37,7 +37,7 @@ def test_the_first_signal_leaves_a_moment_and_the_second_none() -> None:
     assert caught.value.signum == signal.SIGINT
 
 
-def test_what_was_committed_when_the_signal_came_is_the_value() -> None:
+def test_a_commit_made_before_the_signal_is_the_value() -> None:
     def call() -> str:
         os.kill(os.getpid(), signal.SIGTERM)
         return "committed"

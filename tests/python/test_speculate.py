@@ -130,7 +130,7 @@ def test_max_parallel_is_the_most_that_run_concurrently(workspace: Workspace) ->
     assert [result.state for result in outcome.all_results] == ["failed"] * 6
 
 
-def test_a_candidate_that_never_started_says_so(workspace: Workspace) -> None:
+def test_a_candidate_that_never_started_is_reported_as_such(workspace: Workspace) -> None:
     outcome = Speculate([writes("0"), writes("1")], max_parallel=1)(workspace)
     assert outcome.winner is outcome.all_results[0]
     assert outcome.all_results[1].state == "cancelled"

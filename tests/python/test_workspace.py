@@ -268,7 +268,7 @@ def test_a_child_that_is_forked_in_a_branch_leaves_it_alone(workspace: Workspace
     assert (workspace.path / "made").exists()
 
 
-def test_what_changed_is_listed(workspace: Workspace) -> None:
+def test_changes_are_listed(workspace: Workspace) -> None:
     with workspace.branch("work") as branch:
         (branch.path / "new").write_text("new")
         (branch.path / NAME_FROM).unlink()

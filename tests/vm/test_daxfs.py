@@ -178,7 +178,7 @@ def test_the_patterns_commit_one_winner(
     ],
     ids=["beams", "thoughts", "setup", "disk together", "disk each", "only"],
 )
-def test_what_cannot_succeed_is_refused_before_anything_starts(
+def test_a_call_that_cannot_succeed_is_refused_before_anything_starts(
     space: Workspace, pattern: Callable[[Workspace], object]
 ) -> None:
     def told(*_: object) -> None:
@@ -191,7 +191,7 @@ def test_what_cannot_succeed_is_refused_before_anything_starts(
     assert (names(space.root), space.branches()) == (["seed.txt"], [])
 
 
-def test_what_daxfs_lacks_is_refused_by_name(space: Workspace) -> None:
+def test_operations_that_daxfs_lacks_are_refused_by_name(space: Workspace) -> None:
     branch = space.branch("a", on_success=None).__enter__()
     write(branch.path)
     file = (branch.path.parent / "archive").open("w+b")

@@ -41,7 +41,7 @@ def test_its_descriptor_serves_to_be_born_in() -> None:
         assert Path(f"/proc/self/fd/{scope.descriptor}").readlink() == scope.path
 
 
-def test_what_ran_in_our_group_makes_room() -> None:
+def test_processes_in_the_callers_group_move_to_a_leaf() -> None:
     with Cgroup.create(ResourceLimits(memory=64 * MIB)) as scope:
         assert find_own()[UNIFIED].path.name == LEAF
         assert scope.path.parent == find_own()[UNIFIED].path.parent

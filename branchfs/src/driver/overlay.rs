@@ -460,7 +460,7 @@ mod tests {
 
     /// Cut short where it attaches what it has mounted: the mountpoint is missing.
     #[test]
-    fn what_a_probe_leaves_that_is_cut_short_is_the_owners() {
+    fn files_left_by_an_interrupted_probe_belong_to_the_owner() {
         let base = tempfile::tempdir().unwrap();
         let store = base.path().join(HIDDEN);
         fs::create_dir(&store).unwrap();

@@ -165,7 +165,7 @@ class Runless:
         """Does nothing."""
 
 
-def test_what_cannot_make_a_runner_is_refused_by_the_coordinator() -> None:
+def test_the_coordinator_refuses_a_runner_that_is_not_callable() -> None:
     with pytest.raises(TypeError, match="runner must be callable"):
         ForkCoordinator(runner="claude")  # type: ignore[arg-type]
 

@@ -347,7 +347,7 @@ class TestPerson:
 
         in_branch(real, test)
 
-    def test_edits_are_described_in_words(self) -> None:
+    def test_edits_are_summarized(self) -> None:
         assert describe_edits([]) == ""
         assert describe_edits(["a"]).endswith("since your last step:\n- a")
         assert "… and 10 more" in describe_edits([str(number) for number in range(60)])

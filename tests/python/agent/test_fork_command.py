@@ -262,7 +262,7 @@ def test_a_signal_ends_all_and_leaves_nothing(root: Path) -> None:
         assert not space.branches()
 
 
-def test_what_is_printed_is_shown_by_label_and_kept(root: Path) -> None:
+def test_output_is_shown_by_label_and_kept(root: Path) -> None:
     """Also a last line that has no end."""
     candidates = ["--label", "one", "-c", "echo first; printf second", "-c", "echo no; exit 4"]
     done = called(root, "fork", *candidates)
@@ -325,7 +325,7 @@ class TestFromAnotherProcess:
         assert call.running.done().code == 1
         assert call.entries()[0].state == "terminated"
 
-    def test_what_is_done_is_seen_while_others_run(self, real: Mounted) -> None:
+    def test_a_finished_branch_is_seen_while_others_run(self, real: Mounted) -> None:
         call = Steered(real, "true", "-c", COUNTING)
         until(
             lambda: sorted(each.state for each in call.entries()) == ["done", "running"],

@@ -84,7 +84,7 @@ def test_a_killed_one_continues_with_the_finished_branches(real: Mounted) -> Non
     assert called(real.root, "log", log[0]["branch"]).out == "said\n", "of the killed command"
 
 
-def test_what_was_cut_off_runs_again_and_the_choice_is_as_it_was(real: Mounted) -> None:
+def test_an_interrupted_branch_runs_again_and_the_choice_stays(real: Mounted) -> None:
     """The killed command's judge chooses. Branches start from the files of the fork."""
     fork_id = killed(real, "--test-command", "test -e again")
     (real.base / "go").touch()

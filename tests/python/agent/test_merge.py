@@ -210,7 +210,7 @@ def deleted_by_the_parent(forked: Forked) -> None:
 MINE = writing(**{SEED: "mine\n", "new": "new\n"})
 
 
-def test_a_fork_that_another_commit_has_passed_says_so(real: Mounted) -> None:
+def test_a_fork_that_another_commit_has_overtaken_names_the_conflict(real: Mounted) -> None:
     """Under first-winner. It can only be aborted, and what was committed stays."""
 
     async def work() -> None:
@@ -519,7 +519,7 @@ class TestChoice:
 
 
 @pytest.mark.contract("F7")
-def test_what_a_directory_of_the_parents_loses_is_a_conflict(forked: Forked) -> None:
+def test_removing_a_directory_in_which_the_parent_made_a_file_is_a_conflict(forked: Forked) -> None:
     """The winner removed a directory in which the parent has created a file since."""
     (forked.base / "d").mkdir()
     (forked.base / "d" / "old").write_text("x")
@@ -548,7 +548,7 @@ def test_a_file_in_a_directory_that_the_parent_removed_is_a_conflict(forked: For
 
 
 @pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
-def test_what_is_not_text_survives_a_merge(forked: Forked, is_copied: bool) -> None:
+def test_binary_files_survive_a_merge(forked: Forked, is_copied: bool) -> None:
     """Modes, links, ignored directories, a repository. A winner's files are moved, or copied if the
     parent changed files too."""
     subprocess.run(["git", "init", "-q", str(forked.base)], check=True)

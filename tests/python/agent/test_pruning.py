@@ -32,7 +32,7 @@ def database_bytes(workspace: Workspace) -> int:
     return sum(path.stat().st_size for path in (workspace.store / "agents").glob("forks*"))
 
 
-def test_what_is_open_stays_and_the_rest_goes(real: Mounted) -> None:
+def test_open_forks_stay_and_the_others_are_pruned(real: Mounted) -> None:
     async def work() -> None:
         with Workspace(real.root) as workspace, workspace.branch("session", None) as session:
             forks = SQLiteForkStateStore.beside(workspace)

@@ -367,7 +367,7 @@ def test_a_fork_can_be_left_to_be_resumed(real: Mounted) -> None:
     run(work())
 
 
-def test_what_cannot_be_kept_is_said_and_the_runs_go_on() -> None:
+def test_a_state_that_cannot_be_saved_is_reported_and_the_runs_go_on() -> None:
     """And it is kept as soon as it can be, although nothing more happens in the fork."""
 
     class Full(InMemoryForkStateStore):

@@ -180,7 +180,7 @@ class TestCheckpoints:
 
         run(session())
 
-    def test_what_others_changed_since_is_not_lost(self, real: Mounted) -> None:
+    def test_later_changes_by_others_are_not_lost(self, real: Mounted) -> None:
         async def work() -> None:
             with Workspace(real.root) as workspace:
                 made = await forked(workspace)

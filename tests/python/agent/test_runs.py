@@ -333,7 +333,7 @@ def test_a_paused_branch_sends_no_request_and_gets_messages_sent_meanwhile() -> 
     in_time(work())
 
 
-def test_what_is_said_before_the_run_has_begun_is_not_lost() -> None:
+def test_a_message_sent_before_the_run_begins_is_not_lost() -> None:
     agent = ticking(model_of(lambda messages: say(prompts(messages)[-1])))
 
     async def work() -> None:

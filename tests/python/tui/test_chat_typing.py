@@ -107,7 +107,7 @@ async def test_the_transcript_wraps_anew_when_the_terminal_changes_its_width(
 
 
 @in_chat
-async def test_what_an_agent_says_is_markdown_and_its_lines_stay_lines(
+async def test_messages_of_an_agent_are_markdown_and_keep_their_lines(
     harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     text = (

@@ -126,7 +126,7 @@ def test_a_fork_in_another_process_is_steered_as_a_race_is(real: Mounted, app: W
     assert (real.base / "made").read_text() == "one\n"
 
 
-def test_what_was_kept_is_committed_and_undone(real: Mounted, app: Watch) -> None:
+def test_a_kept_branch_is_committed_and_undone(real: Mounted, app: Watch) -> None:
     call = race(real.root, "echo new > made; echo more >> " + NAME_FROM + "; sleep 600")
 
     async def act(pilot: Pilot[Any]) -> None:
@@ -312,7 +312,7 @@ def test_a_call_whose_program_was_killed_is_lost(real: Mounted, app: Watch) -> N
     assert f"{said}: {line.split()[0]}" in listed.err
 
 
-def test_what_a_killed_server_of_tools_has_left_is_said_and_can_be_kept(
+def test_branches_left_by_a_killed_tool_server_are_shown_and_can_be_kept(
     space: Workspace, app: Watch
 ) -> None:
     for name in ("mine", "others"):
@@ -396,7 +396,7 @@ def test_a_daemon_that_does_not_answer_holds_up_neither_the_keys_nor_the_leaving
         stuck.goes_on.set()
 
 
-def test_what_cannot_be_seen_is_said(space: Workspace, app: Watch) -> None:
+def test_an_error_that_hides_the_branches_is_shown(space: Workspace, app: Watch) -> None:
     def refuse() -> list[BranchRecord]:
         raise OSError("the mount is gone")
 

@@ -176,7 +176,7 @@ class TestTail:
         assert (second.is_first, second.lines) == (False, ("two",))
         assert tail.read() is None
 
-    def test_of_a_long_log_the_end_is_read_and_that_is_said(self, tmp_path: Path) -> None:
+    def test_only_the_end_of_a_long_log_is_read_with_a_note(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         log.write_bytes(b"x" * 99 + b"\n" + b"y" * (OUTPUT_BYTES_MAX - 4) + b"\nend\n")
         found = Tail("b", log).read()
@@ -184,9 +184,7 @@ class TestTail:
         assert "left out" in found.lines[0]
         assert found.lines[-1] == "end"
 
-    def test_of_many_lines_at_once_the_last_are_shown_and_that_is_said(
-        self, tmp_path: Path
-    ) -> None:
+    def test_of_many_lines_at_once_the_last_are_shown_with_a_note(self, tmp_path: Path) -> None:
         """Drawing thousands of lines twice a second would leave no time for keys."""
         log = tmp_path / "log"
         log.write_bytes(b"y\n" * (OUTPUT_BYTES_MAX // 2 - 10) + b"end\n")

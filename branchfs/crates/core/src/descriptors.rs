@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_least_recently_makes_room() {
+    fn the_least_recently_used_descriptor_makes_room() {
         let mut table = Table::default();
         for number in 0..8 {
             let entry = Entry { kept: kept(), used: number };

@@ -728,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_visible_is_opened_without_following_links() {
+    fn visible_paths_are_opened_without_following_links() {
         let place = tempfile::tempdir().unwrap();
         let path = |name: &str| place.path().join(name);
         fs::create_dir(path("directory")).unwrap();

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_given_back() {
+    fn truncated_bytes_are_given_back() {
         let tried = Tried::new();
         tried.write(0, LIMIT).unwrap();
         tried.resize(BLOCK_BYTES + 1);
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_counts_at_once_and_can_be_written() {
+    fn preallocated_bytes_count_at_once_and_can_be_written() {
         let tried = Tried::new();
         assert_eq!(tried.allocate(FallocateFlags::empty(), 0, LIMIT + 1), Err(Errno::DQUOT));
         tried.allocate(FallocateFlags::empty(), 0, LIMIT).unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_beyond_the_end_counts_too() {
+    fn bytes_preallocated_beyond_the_end_count_too() {
         let tried = Tried::new();
         tried.write(0, 1).unwrap();
         tried.allocate(FallocateFlags::KEEP_SIZE, 0, LIMIT).unwrap();

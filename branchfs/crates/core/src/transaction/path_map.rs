@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_a_moved_directory_is_found_where_it_is_now() {
+    fn a_path_in_a_moved_directory_leads_to_its_present_place() {
         let mut moves = PathMap::default();
         moves.add(&rename("file", "directory/file"));
         moves.add(&rename("directory", "moved"));

@@ -108,7 +108,7 @@ fn torn(content: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
 }
 
 #[test]
-fn whatever_a_loss_of_power_leaves_of_files_that_were_not_synced_can_be_mounted() {
+fn a_store_whose_unsynced_files_a_power_cut_has_torn_can_be_mounted() {
     let store = Store::new();
     let ids = store.ids();
     let fresh = ids.1;

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kill_leaves_of_it_is_the_owners_to_remove() {
+    fn files_left_by_a_killed_probe_can_be_removed_by_the_owner() {
         let directory = tempfile::tempdir().unwrap();
         let scratch = directory.path().join(SCRATCH);
         let probe = Probe { store: directory.path(), scratch: &scratch, owner: (1000, 1000) };

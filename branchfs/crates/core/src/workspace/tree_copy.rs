@@ -113,7 +113,7 @@ mod tests {
 
     /// Cut short at a file in the directory: a link to a first name that is not there.
     #[test]
-    fn what_is_copied_in_part_is_its_owners() {
+    fn a_partial_copy_belongs_to_the_owner() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (one, other) = (from.path().join("in/one"), from.path().join("in/other"));
         fs::create_dir(from.path().join("in")).unwrap();
