@@ -82,6 +82,9 @@ fn check<S: Strategy>(cases: usize, strategy: S, test: impl Fn(S::Value)) {
         test(case);
         is_failing.set(false);
         count.set(count.get() + 1);
+        if count.get() % 10 == 0 {
+            println!("{} cases of {cases} have passed", count.get());
+        }
         Ok(())
     });
     println!("{} cases of {cases}", count.get());

@@ -322,23 +322,25 @@ pub(super) fn claim(
 /// a copy of every mount for a moment, which the daemon of a mount that was unmounted serves.
 fn lock_patiently(store: &Path, base: &Path, waits: bool) -> Result<Lock, Error> {
     const ENDING_MAX: Duration = Duration::from_secs(5);
-    const UNSEEN_MAX: Duration = Duration::from_millis(100);
+    /// Attempts in a row, whatever time they take: the holder may have ended after each.
+    const UNSEEN_MAX: usize = 10;
     const POLL: Duration = Duration::from_millis(10);
     let start = Instant::now();
-    let mut seen = start;
+    let mut unseen = 0;
     loop {
         let refused = match lock_store(store, waits) {
             Err(Error::Unsupported(refused)) if waits => refused,
             other => return other,
         };
         let Some(daemon) = locker(store) else {
-            if seen.elapsed() >= UNSEEN_MAX {
+            unseen += 1;
+            if unseen == UNSEEN_MAX {
                 return Err(Error::Unsupported(refused)); // of another process namespace
             }
             thread::sleep(POLL); // unlocked meanwhile
             continue;
         };
-        seen = Instant::now();
+        unseen = 0;
         match mount_table::mount_of(daemon, base) {
             Ok(Some(at)) => {
                 let at = at.display();
