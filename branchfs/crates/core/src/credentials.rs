@@ -60,8 +60,10 @@ impl Credentials {
         let become_peer = || -> rustix::io::Result<()> {
             rustix::thread::set_thread_groups(&self.groups)?;
             rustix::thread::set_thread_res_gid(self.gid, self.gid, self.gid)?;
-            // Last: with it all capabilities of the thread go.
-            rustix::thread::set_thread_res_uid(self.uid, self.uid, self.uid)
+            // Last: with it all capabilities of the thread go. The real and the saved user stay, so that the peer cannot send
+            // signals to the thread, which would end the daemon.
+            let own = rustix::process::getuid();
+            rustix::thread::set_thread_res_uid(own, self.uid, own)
         };
         thread::scope(|scope| {
             let worker = thread::Builder::new().name("peer".to_owned()).spawn_scoped(scope, || {
@@ -111,5 +113,32 @@ mod tests {
         assert!(nobody().may_chown_to(NOBODY, NOBODY));
         assert!(!nobody().may_chown_to(0, NOBODY));
         assert!(!nobody().may_chown_to(NOBODY, 0));
+    }
+
+    #[test]
+    fn who_is_acted_for_cannot_signal_the_thread() {
+        use std::os::unix::process::CommandExt;
+        let may_signal = |thread| {
+            let mut kill = std::process::Command::new("sh");
+            kill.args(["-c", &format!("kill -0 {thread}")])
+                .uid(NOBODY)
+                .gid(NOBODY)
+                .stderr(std::process::Stdio::null());
+            kill.status().unwrap().success()
+        };
+        let (send, receive) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let work = move || {
+                    send.send(rustix::thread::gettid().as_raw_nonzero()).unwrap();
+                    let _ = ended.recv();
+                    Ok(())
+                };
+                nobody().run_as(work).unwrap();
+            });
+            assert!(!may_signal(receive.recv().unwrap()));
+            drop(end);
+        });
     }
 }
