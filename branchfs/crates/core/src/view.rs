@@ -13,6 +13,7 @@
 mod attr;
 mod changed_paths;
 mod copy_up;
+mod dependencies;
 mod handles;
 mod listing;
 mod location;

@@ -20,11 +20,10 @@ use rustix::io::Errno;
 use super::CopyData;
 use super::listing::is_store;
 use super::quota_hooks;
-use super::{MergedTree, NodeIndex, NodeLocation, View};
+use super::{NodeIndex, NodeLocation, View};
 use crate::layer::{Layer, WorkEntry};
 use crate::rooted_dir::{Result, check_length, stat_of};
 use crate::vfs::Attributes;
-use crate::write_set::{Fingerprint, Precondition};
 pub use create::{New, Owner};
 
 /// What the top layer has under a name.
@@ -33,86 +32,6 @@ enum UpperEntry {
     Nothing,
     Whiteout,
     Object(FileType),
-}
-
-impl MergedTree {
-    /// The path of a name in the base, where the directory is there too.
-    fn base_path(&self, parent: NodeIndex, name: &OsStr) -> Option<PathBuf> {
-        match &self.nodes.get(parent).ok()?.place {
-            NodeLocation::Directory { lowers, .. } => {
-                lowers.last().filter(|at| at.layer.is_base()).map(|at| at.path.join(name))
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether a snapshot layer stands between the branch and what the base has under a name.
-    fn is_hidden_by_snapshot(&self, parent: NodeIndex, name: &OsStr) -> Result<bool> {
-        let NodeLocation::Directory { lowers, .. } = &self.nodes.get(parent)?.place else {
-            return Ok(false);
-        };
-        for at in lowers.iter().filter(|at| at.layer.is_snapshot()) {
-            match at.layer.tree.stat(&at.path.join(name)) {
-                Ok(_) => return Ok(true),
-                Err(Errno::NOENT | Errno::NOTDIR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(false)
-    }
-
-    /// The branch depends on a name of the base being free.
-    fn note_absent(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
-        self.note_base(parent, name, false, None)
-    }
-
-    /// The branch depends on what the base has under a name.
-    fn note_present(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
-        self.note_base(parent, name, true, None)
-    }
-
-    /// As [`Self::note_present`], for the name of a node that was just looked up.
-    fn note_removed(&self, parent: NodeIndex, name: &OsStr, index: NodeIndex) -> Result<()> {
-        let node = self.nodes.get(index)?;
-        let known = match (&node.place, self.base_path(parent, name)) {
-            (NodeLocation::Lower(at), Some(path)) if at.layer.is_base() && at.path == path => {
-                node.identity
-            }
-            _ => None,
-        };
-        self.note_base(parent, name, true, known)
-    }
-
-    /// `known` is the state of the object of the base, if the caller has it.
-    fn note_base(
-        &self,
-        parent: NodeIndex,
-        name: &OsStr,
-        present: bool,
-        known: Option<Fingerprint>,
-    ) -> Result<()> {
-        let top = self.top();
-        let Some(path) = self.base_path(parent, name).filter(|_| !top.is_base()) else {
-            return Ok(());
-        };
-        let Some(base) = self.layers.last() else {
-            return Ok(());
-        };
-        if self.is_hidden_by_snapshot(parent, name)? {
-            return Ok(()); // the base has something else there than the branch sees, until that is undone
-        }
-        if let Some(known) = known {
-            return top.record_precondition(&path, Precondition::Present(known));
-        }
-        let expected = match base.tree.stat(&path) {
-            Ok(stat) if present => Precondition::Present(Fingerprint::of(&stat)),
-            // This branch hides it already: the first precondition counts.
-            Ok(_) => return Ok(()),
-            Err(Errno::NOENT | Errno::NOTDIR) => Precondition::Absent,
-            Err(error) => return Err(error),
-        };
-        top.record_precondition(&path, expected)
-    }
 }
 
 impl View {
@@ -137,7 +56,7 @@ impl View {
             return Err(Errno::EXIST);
         }
         let charge = quota_hooks::charge_name(&top, self.tree.nodes.get(index)?.kind)?;
-        self.tree.note_absent(parent, name)?;
+        self.tree.record_absent(parent, name)?;
         // Without a name it can be reached through an open file alone.
         let file = match self.tree.nodes.get(index)?.names.is_empty() {
             true => Some(self.tree.open_file_of(index).ok_or(Errno::NOENT)?),

@@ -21,7 +21,7 @@ use crate::layer::Layer;
 use crate::layer_stack::{LayerPath, LayerStack, Merged, MergedDir};
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
-use crate::write_set::{Fingerprint, Read};
+use crate::write_set::Fingerprint;
 
 /// The objects of a branch.
 #[derive(Debug)]
@@ -130,7 +130,7 @@ impl MergedTree {
         name: &OsStr,
     ) -> Result<Option<(NodeIndex, Attributes)>> {
         let Some(mut found) = self.find(parent, name)? else {
-            self.note_missing(parent, name)?;
+            self.record_missing(parent, name)?;
             return Ok(None);
         };
         if let (NodeLocation::Lower(at), Some(origin)) = (&found.place, found.inode) {
@@ -261,19 +261,6 @@ impl MergedTree {
             }
         }
         outdated
-    }
-
-    /// Records a negative lookup under its path in the snapshot.
-    fn note_missing(&self, parent: NodeIndex, name: &OsStr) -> Result<()> {
-        match &self.nodes.get(parent)?.place {
-            NodeLocation::Directory { lowers, .. } => match lowers.first() {
-                Some(below) => {
-                    self.layers.record_read(&below.path.join(name), Read::NegativeLookup)
-                }
-                None => Ok(()), // new in this branch, with all that is in it
-            },
-            _ => Ok(()),
-        }
     }
 }
 

@@ -121,7 +121,7 @@ impl View {
             _ => {}
         }
         let charge = quota_hooks::charge_name(&top, new.kind())?;
-        self.tree.note_absent(parent, name)?;
+        self.tree.record_absent(parent, name)?;
         let hides = above == UpperEntry::Whiteout;
         let file = if hides || (is_device_zero(&new) && !top.is_base()) {
             let room = WorkEntry::new(&top);

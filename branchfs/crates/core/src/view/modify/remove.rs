@@ -82,7 +82,7 @@ impl View {
             NodeLocation::Directory { .. } | NodeLocation::Orphan => None,
         };
         let is_directory = node.kind == FileType::Directory;
-        self.tree.note_removed(parent, name, index)?;
+        self.tree.record_removed(parent, name, index)?;
         let leaving = quota_hooks::pending_removal(&top, &path)?;
         counting_less(&top, counted, || match (is_below, is_directory) {
             (true, _) => top.put_whiteout(&path),

@@ -48,8 +48,8 @@ impl View {
         let old = self.tree.nodes.path(from.0)?.join(from.1);
         let below_old = self.tree.find_below(from.0, from.1)?.is_some();
         let below_new = self.tree.find_below(to.0, to.1)?;
-        self.tree.note_present(from.0, from.1)?;
-        self.tree.note_present(to.0, to.1)?;
+        self.tree.record_present(from.0, from.1)?;
+        self.tree.record_present(to.0, to.1)?;
         self.mark_moved(source, &top, &old, below_new.is_some())?;
         let leaving = quota_hooks::pending_removal(&top, &new)?;
         let kind = self.tree.nodes.get(source)?.kind;
@@ -110,8 +110,8 @@ impl View {
             self.tree.copy_up(index, CopyData::Yes)?;
         }
         let top = self.tree.top();
-        self.tree.note_present(one.0, one.1)?;
-        self.tree.note_present(other.0, other.1)?;
+        self.tree.record_present(one.0, one.1)?;
+        self.tree.record_present(other.0, other.1)?;
         if !top.is_base() {
             let below_new = self.tree.find_below(other.0, other.1)?.is_some();
             let below_old = self.tree.find_below(one.0, one.1)?.is_some();
