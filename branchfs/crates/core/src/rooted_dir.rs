@@ -164,15 +164,10 @@ impl RootedDir {
         }
     }
 
-    /// Closes the kept descriptors of `path` and everything below it.
+    /// Closes the kept descriptors of `path` and everything below it; of all for an empty path.
     pub(crate) fn invalidate(&self, path: &Path) {
         let path = path.as_os_str().as_bytes();
         self.kept.invalidate(|kept| is_at_or_below(kept.as_bytes(), path));
-    }
-
-    /// Closes all kept descriptors.
-    pub(crate) fn invalidate_all(&self) {
-        self.kept.invalidate(|_| true);
     }
 
     /// The directory at `path`, for use with calls that take a directory descriptor.
@@ -314,8 +309,7 @@ impl RootedDir {
         )
     }
 
-    /// Renames within the root. If `directory` says that a directory moves, kept descriptors below both names are
-    /// closed.
+    /// Renames within the root. Before a directory moves, [`Self::invalidate`] both names.
     pub(crate) fn rename(&self, from: &Path, to: &Path, flags: RenameFlags) -> Result<()> {
         let (from_parent, from_name) = self.parent(from)?;
         let (to_parent, to_name) = self.parent(to)?;

@@ -206,11 +206,16 @@ struct Planner<'a> {
 
 /// Works out the commit of a branch. Changes nothing.
 pub(crate) fn plan(disk: &TransactionRoots, request: &Request) -> Result<Plan, Error> {
+    let layers = BranchLayers { disk, request };
     let mut planner = Planner {
         disk,
         request,
-        layers: BranchLayers { disk, request },
-        included: IncludedPaths { filter: &request.selection, kept_renames: BTreeSet::new() },
+        layers,
+        included: IncludedPaths {
+            layers,
+            filter: &request.selection,
+            kept_renames: BTreeSet::new(),
+        },
         plan: Plan { transaction: request.transaction, ..Plan::default() },
         moved: HashMap::new(),
         metadata: Vec::new(),
@@ -366,7 +371,7 @@ impl Planner<'_> {
             self.remove_overlay_xattrs(&now, path, kind)?;
             return self.put(path, then, Object::of(&stat), existing, found.as_ref());
         }
-        if !self.includes_any(path)? {
+        if !self.included.includes_any(path)? {
             return Ok(());
         }
         self.plan_directory(path, name, sources, existing, found.as_ref())
@@ -422,7 +427,8 @@ impl Planner<'_> {
         }
         let is_replaced = found.is_some_and(|found| kind_of(found) == FileType::Directory);
         if is_replaced
-            && !(self.includes_whole(path, existing)? && self.includes_chain(path, &chain)?)
+            && !(self.included.includes_whole(path, existing)?
+                && self.included.includes_chain(path, &chain)?)
         {
             return self.merge_replaced_dir(path, &chain, existing);
         }

@@ -1,5 +1,6 @@
 //! Comparing a branch with its parent as it was at the fork.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{BranchRef, Workspace};
@@ -46,7 +47,7 @@ fn pairs(
     view.tree.link_all_copied_up().at(&workspace.store.base_path)?;
     let (own, below) = branch.stack.split_at(branch.record.layers.len());
     for layer in own {
-        layer.tree.invalidate_all(); // where the kernel writes a layer by itself, directories move unseen
+        layer.tree.invalidate(Path::new("")); // where the kernel writes a layer by itself, directories move unseen
     }
     let mut pairs = list(own, below)?;
     for side in pairs.iter_mut().flat_map(|pair| [&mut pair.before, &mut pair.after]).flatten() {

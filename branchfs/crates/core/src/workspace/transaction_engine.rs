@@ -11,6 +11,7 @@
 //! undo of a commit whose snapshot layer is the lowest of a branch removes that layer instead.
 
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLockWriteGuard};
 
 use super::branch_log::Line;
@@ -387,7 +388,7 @@ impl TransactionEngine {
         let count = decided.changes.len();
         tracing::info!("{what} {:?}, {count} paths changed", decided.header.name);
         for layer in [&self.store.base, &self.table.main_layer()] {
-            layer.tree.invalidate_all();
+            layer.tree.invalidate(Path::new(""));
         }
         let header = decided.header.clone();
         let changes = decided.changes.clone();

@@ -149,7 +149,7 @@ impl Planner<'_> {
                 }
             }
         }
-        let is_taken = self.includes_any(path)?;
+        let is_taken = self.included.includes_any(path)?;
         if !is_taken || (is_directory && self.layers.redirect(now, path)?.is_some()) {
             let Some(stat) = self.disk.stat(now)? else { return Ok(EntryHandling::Comes) };
             let (from, to, ino) = (then.clone(), self.temp_location(), stat.stx_ino);

@@ -187,7 +187,7 @@ impl Planner<'_> {
         waiting: Location,
     ) -> Result<(), Error> {
         if let Some(found) = found {
-            if !self.includes_whole(path, existing)? {
+            if !self.included.includes_whole(path, existing)? {
                 return Err(Error::Usage(format!(
                     "{} was replaced by the directory {}: choose all of it or nothing; nothing was committed",
                     path.display(),

@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use rustix::fs::{FileType, Statx};
 
 use super::drift::refuse_mount_point;
-use super::{LayerDir, Planner, Task, kind_of};
+use super::{BranchLayers, LayerDir, Planner, Task, kind_of};
 use crate::diff::ChangeKind;
 use crate::error::Error;
 use crate::path_filter::PathFilter;
@@ -28,6 +28,7 @@ enum Taken {
 
 /// Decides which paths the commit includes.
 pub(super) struct IncludedPaths<'a> {
+    pub(super) layers: BranchLayers<'a>,
     pub(super) filter: &'a PathFilter,
     /// Renamed directories that are not moved, under both their names.
     pub(super) kept_renames: BTreeSet<PathBuf>,
@@ -41,15 +42,13 @@ impl IncludedPaths<'_> {
     pub(super) fn includes(&self, path: &Path) -> bool {
         self.filter.includes(path) && !path.ancestors().any(|part| self.kept_renames.contains(part))
     }
-}
 
-impl Planner<'_> {
     /// Whether an object of a layer at a path, or below it, is included.
     pub(super) fn includes_any(&self, path: &Path) -> Result<bool, Error> {
-        if self.included.is_all() || self.included.includes(path) {
+        if self.is_all() || self.includes(path) {
             return Ok(true);
         }
-        for layer in &self.request.layers {
+        for layer in &self.layers.request.layers {
             if self.includes_below(path, &Location::Store(layer.join(path)))? {
                 return Ok(true);
             }
@@ -60,7 +59,7 @@ impl Planner<'_> {
     fn includes_below(&self, path: &Path, place: &Location) -> Result<bool, Error> {
         let mut pending = vec![(path.to_path_buf(), place.clone())];
         while let Some((path, place)) = pending.pop() {
-            let Some(stat) = self.disk.stat(&place)? else { continue };
+            let Some(stat) = self.layers.disk.stat(&place)? else { continue };
             let is_directory = kind_of(&stat) == FileType::Directory;
             // The object of the base at this path is replaced together with it.
             let is_hiding = matches!(place, Location::Store(_))
@@ -71,9 +70,9 @@ impl Planner<'_> {
             if !is_directory {
                 continue;
             }
-            for entry in self.disk.list(&place)? {
+            for entry in self.layers.disk.list(&place)? {
                 let path = path.join(&entry.name);
-                if self.included.includes(&path) {
+                if self.includes(&path) {
                     return Ok(true);
                 }
                 pending.push((path, place.join(&entry.name)));
@@ -84,24 +83,40 @@ impl Planner<'_> {
 
     /// Whether a path and everything below it is included. Lists the directories at `place` if there is a filter.
     pub(super) fn includes_whole(&self, path: &Path, place: &Location) -> Result<bool, Error> {
-        if self.included.is_all() {
+        if self.is_all() {
             return Ok(true);
         }
         let mut pending = vec![(path.to_path_buf(), place.clone())];
         while let Some((path, place)) = pending.pop() {
-            if !self.included.includes(&path) {
+            if !self.includes(&path) {
                 return Ok(false);
             }
-            if self.disk.stat(&place)?.is_none_or(|stat| kind_of(&stat) != FileType::Directory) {
+            if self
+                .layers
+                .disk
+                .stat(&place)?
+                .is_none_or(|stat| kind_of(&stat) != FileType::Directory)
+            {
                 continue;
             }
-            for entry in self.disk.list(&place)? {
+            for entry in self.layers.disk.list(&place)? {
                 pending.push((path.join(&entry.name), place.join(&entry.name)));
             }
         }
         Ok(true)
     }
 
+    pub(super) fn includes_chain(&self, path: &Path, chain: &[LayerDir]) -> Result<bool, Error> {
+        for source in chain {
+            if !self.includes_whole(path, &source.now)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Planner<'_> {
     /// Records the directory `path` if the commit leaves out the directory itself or one of `names` in it.
     pub(super) fn record_partially_included<'n>(
         &mut self,
@@ -142,15 +157,6 @@ impl Planner<'_> {
         }
     }
 
-    pub(super) fn includes_chain(&self, path: &Path, chain: &[LayerDir]) -> Result<bool, Error> {
-        for source in chain {
-            if !self.includes_whole(path, &source.now)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
     /// Chooses the renamed directories that are committed. `renamed` has their new and old paths.
     pub(super) fn choose_renamed(&mut self, renamed: &[(PathBuf, PathBuf)]) -> Result<(), Error> {
         if self.included.is_all() {
@@ -161,7 +167,9 @@ impl Planner<'_> {
             let is_skipped = selection.overlaps_skipped(path) || selection.overlaps_skipped(origin);
             match (self.included.includes(path), self.included.includes(origin)) {
                 (true, true) if !is_skipped => {}
-                (one, other) if is_skipped || (!one && !other && !self.includes_any(path)?) => {
+                (one, other)
+                    if is_skipped || (!one && !other && !self.included.includes_any(path)?) =>
+                {
                     self.included.kept_renames.extend([path.clone(), origin.clone()]);
                 }
                 _ => {
@@ -187,7 +195,9 @@ impl Planner<'_> {
         let mut pending = vec![Taken::Name(path.to_path_buf(), existing.clone(), *found)];
         while let Some(taken) = pending.pop() {
             match taken {
-                Taken::Name(path, existing, found) if self.includes_whole(&path, &existing)? => {
+                Taken::Name(path, existing, found)
+                    if self.included.includes_whole(&path, &existing)? =>
+                {
                     self.remove(&path, &existing, &found)?;
                 }
                 Taken::Name(path, existing, found) if kind_of(&found) == FileType::Directory => {
@@ -237,7 +247,7 @@ impl Planner<'_> {
         existing: &Location,
         found: Option<&Statx>,
     ) -> Result<(), Error> {
-        if found.is_none() || self.includes_whole(path, existing)? {
+        if found.is_none() || self.included.includes_whole(path, existing)? {
             return Ok(());
         }
         Err(Error::Usage(format!(
@@ -308,7 +318,9 @@ impl Planner<'_> {
                 if made.is_redirected {
                     return self.plan_name(path, name, sources, existing);
                 }
-                if self.includes_any(path)? || self.includes_below(path, existing)? {
+                if self.included.includes_any(path)?
+                    || self.included.includes_below(path, existing)?
+                {
                     self.merge_replaced_dir(path, &made.chain, existing)?;
                 }
                 Ok(())
