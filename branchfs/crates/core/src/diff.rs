@@ -1,7 +1,7 @@
 //! What a branch changes, compared with its parent as it was at the fork (S14 of docs/semantics.md).
 //!
-//! Two steps. The *walk* ([`walk`]) goes through the branch's own layers alone and pairs every object it finds with what
-//! the parent has in its place: [`Pair`]s, by reading names and attributes. The *comparison* ([`compare`]) looks at the
+//! Two steps. The *walk* ([`walk()`]) goes through the branch's own layers alone and pairs every object it finds with what
+//! the parent has in its place: [`Pair`]s, by reading names and attributes. The *comparison* ([`compare()`]) looks at the
 //! pairs, reads content where attributes do not tell, finds renames, and drops what is the same after all.
 //! [`patch`] and [`crate::archive::export()`] write the pairs out.
 //!

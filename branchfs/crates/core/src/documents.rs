@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::de::value::Error;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The part of a document below one heading.
 #[derive(Default)]
@@ -60,10 +61,32 @@ pub fn sections(document: &str) -> BTreeMap<String, Section> {
     sections
 }
 
-/// Checks that a table of the format's document has the fields of a struct.
-pub fn assert_fields<T: for<'de> Deserialize<'de>>(heading: &str, table: &str) {
+/// The value at `pointer` (RFC 6901) of the first example below a heading of the format's document.
+pub fn example(heading: &str, pointer: &str) -> Value {
+    let value: Value = serde_json::from_str(&sections("format.md")[heading].examples[0]).unwrap();
+    value.pointer(pointer).unwrap().clone()
+}
+
+/// Checks that a table of the format's document has the fields of a struct, with the types that `example` has.
+pub fn assert_fields<T: for<'de> Deserialize<'de>>(heading: &str, table: &str, example: &Value) {
     let sections = sections("format.md");
     let rows = &sections[heading].tables[table];
+    for row in rows {
+        let (name, kind) = (code(&row[0]), row[1].trim_end_matches(", optional"));
+        let value = &example[&name];
+        let is_of_kind = match kind {
+            "integer" => value.is_number(),
+            "integer or null" => value.is_number() || value.is_null(),
+            "boolean" => value.is_boolean(),
+            "object" => value.is_object(),
+            "list of integers" => {
+                value.as_array().is_some_and(|all| all.iter().all(Value::is_number))
+            }
+            "string" | "hex" => value.is_string(),
+            words => words.contains(&value.to_string()),
+        };
+        assert!(is_of_kind, "{heading}: {name} is {value}, not {kind}");
+    }
     let mut documented: Vec<String> = rows.iter().map(|row| code(&row[0])).collect();
     let mut fields = fields_of::<T>();
     documented.sort();

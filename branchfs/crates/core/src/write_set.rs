@@ -396,7 +396,7 @@ pub(crate) fn from_hex(text: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::documents::{assert_examples, assert_fields};
+    use crate::documents::{assert_examples, assert_fields, example};
 
     fn identity(ino: u64) -> Fingerprint {
         Fingerprint { kind: 0o100_000, ino, size: 3, mtime: 5, ctime: 6 }
@@ -405,9 +405,9 @@ mod tests {
     #[test]
     fn the_document_of_the_format_has_the_lines_of_the_logs() {
         assert_examples::<Record>("Write set");
-        assert_fields::<Fingerprint>("Fingerprint", "field");
+        assert_fields::<Fingerprint>("Fingerprint", "field", &example("Write set", "/seen"));
         assert_examples::<ReadRecord>("Read set");
-        assert_fields::<ReadRecord>("Read set", "field");
+        assert_fields::<ReadRecord>("Read set", "field", &example("Read set", ""));
     }
 
     #[test]

@@ -112,6 +112,16 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::documents::sections;
+
+    #[test]
+    fn the_document_of_the_format_has_the_fields_of_a_record() {
+        let rows = &sections("format.md")["Partial copies"].tables["bytes"];
+        let names: Vec<&str> = rows.iter().map(|row| row[1].as_str()).collect();
+        assert_eq!(names, ["version", "limit", "layer", "ino", "size", "mtime", "path"]);
+        let bytes = rows.iter().filter_map(|row| row[0].parse::<usize>().ok());
+        assert_eq!(bytes.sum::<usize>(), HEAD_BYTES);
+    }
 
     #[test]
     fn a_record_is_read_as_it_was_written_and_a_torn_one_is_none() {

@@ -526,15 +526,15 @@ fn chown_to_owner(disk: &TransactionRoots, path: &Path) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::documents::{assert_examples, assert_fields};
+    use crate::documents::{assert_examples, assert_fields, example};
 
     #[test]
     fn the_document_of_the_format_has_the_lines_of_a_plan() {
         assert_examples::<Header>("Plan header");
-        assert_fields::<Header>("Plan header", "field");
-        assert_fields::<Kept>("Plan header", "rest");
+        assert_fields::<Header>("Plan header", "field", &example("Plan header", ""));
+        assert_fields::<Kept>("Plan header", "rest", &example("Plan header", "/rest"));
         assert_examples::<Vec<Step>>("Steps");
         assert_examples::<Vec<Change>>("Changes");
-        assert_fields::<Change>("Changes", "field");
+        assert_fields::<Change>("Changes", "field", &example("Changes", "/0"));
     }
 }

@@ -354,12 +354,16 @@ pub(super) fn oldest<'r>(records: impl Iterator<Item = &'r Record>) -> Option<i6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::documents::{assert_examples, assert_fields};
+    use crate::documents::{assert_examples, assert_fields, example};
 
     #[test]
     fn the_document_of_the_format_has_the_lines_of_the_log() {
         assert_examples::<Line>("Branch log");
-        assert_fields::<Record>("Branch record", "field");
-        assert_fields::<MergedChild>("Branch record", "absorbed");
+        assert_fields::<Record>("Branch record", "field", &example("Branch log", ""));
+        assert_fields::<MergedChild>(
+            "Branch record",
+            "absorbed",
+            &example("Branch log", "/absorbed"),
+        );
     }
 }
