@@ -4,7 +4,6 @@ use std::ffi::OsStr;
 use std::sync::atomic::Ordering;
 
 use super::{MAIN, Mount, MountedBranch, ViewId};
-use crate::scheduling::yield_now;
 use crate::view::{NodeIndex, ROOT};
 
 /// The kernel's caches of the answers of views: names, attributes, content.
@@ -52,7 +51,6 @@ impl Mount {
             known.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
             for (parent, name) in known.into_iter().flat_map(|(_, names)| names) {
                 kernel.invalidate_entry(mounted.slot, parent, &name);
-                yield_now();
             }
         }
         self.invalidate(mounted);

@@ -11,7 +11,7 @@ use crate::fail_stop::FailStop;
 use crate::injected_panics::panic_if_listed;
 use crate::mount::{Mount, MountedBranch};
 use crate::rooted_dir::RootedDir;
-use crate::scheduling::{lower_priority, wait_for_reply};
+use crate::scheduling::lower_priority;
 
 /// A background job.
 enum Job {
@@ -76,11 +76,7 @@ impl Background {
             let fail_stop = Arc::clone(&self.fail_stop);
             let run = move || {
                 lower_priority();
-                while let Ok(job) = jobs.recv() {
-                    wait_for_reply();
-                    let jobs = std::iter::once(job).chain(jobs.try_iter());
-                    jobs.for_each(|job| job.run(&fail_stop));
-                }
+                jobs.iter().for_each(|job| job.run(&fail_stop));
             };
             thread::Builder::new().name("background".to_owned()).spawn(run).ok().map(|_| sender)
         });

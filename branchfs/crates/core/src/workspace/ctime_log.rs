@@ -12,7 +12,6 @@ use rustix::fs::{FileType, OFlags};
 use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::rooted_dir::{RootedDir, check_length, stat_of};
-use crate::scheduling::yield_now;
 use crate::transaction::{
     EntryHeader, LoggedTransaction, OwnCtimeChanges, PendingUnlink, TransactionRoots,
 };
@@ -132,11 +131,7 @@ impl TrashCollector {
         if SHARING.iter().any(|start| name.to_string_lossy().starts_with(start)) {
             self.unlink_shared(trash, name)?;
         }
-        let between = || {
-            yield_now();
-            Ok(())
-        };
-        trash.remove_in_steps(name, &between).at(name)
+        trash.remove_all(name).at(name)
     }
 
     fn unlink_shared(&self, trash: &RootedDir, name: &Path) -> Result<(), Error> {
