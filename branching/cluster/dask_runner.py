@@ -56,6 +56,8 @@ _AGAIN_SECONDS = 60.0
 """Time that this program has to put a lost piece again, which has at most `CHUNK_BYTES`."""
 _POLL_SECONDS = 0.25
 """Time between two looks for a piece that is put again."""
+_ERROR_SECONDS_MAX = 10.0
+"""Time that the error of a task, which is here, has to come from the client's event loop."""
 
 
 class DaskRunner:
@@ -258,12 +260,10 @@ class _DaskEngine:
     ) -> object:
         key = f"{self._prefix}-{len(self._tasks)}"
         task = self._tasks[key] = self._inbox.tasks[key] = _Task()
+        call = _Call(function, argument, key, self._client.id)
         task.future = self._client.submit(
-            _run,
-            function,
-            pickle.dumps(argument),
-            key,
-            self._client.id,
+            pickle.loads,  # a worker that cannot import what a message names ends
+            pickle.dumps(call),
             key=key,
             pure=False,
             retries=0,
@@ -324,7 +324,7 @@ class _DaskEngine:
         try:
             task = self._tasks[key]
             if task.future.status != "finished":
-                task.future.result(timeout=0)  # raises what it ended with
+                task.future.result(timeout=_ERROR_SECONDS_MAX)  # raises what it ended with
             found = self._client.run(_part_of_result, key, part, workers=[task.worker])
             return found[task.worker]
         except (Exception, CancelledError) as error:  # Dask has no base class for what it raises
@@ -400,7 +400,17 @@ _INBOXES: dict[str, _Inbox] = {}
 _INBOXES_LOCK = threading.Lock()
 
 
-def _run(function: Function, argument: bytes, key: str, topic: str) -> tuple[bytes, list[bytes]]:
+class _Call:
+    """A call of `_run`, which is made when this is unpickled."""
+
+    def __init__(self, *arguments: object) -> None:
+        self._arguments = arguments
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _run, self._arguments
+
+
+def _run(function: Function, argument: object, key: str, topic: str) -> tuple[bytes, list[bytes]]:
     """Returns what the function returns, and the pieces of its layer."""
     from distributed import Event, get_client
 
@@ -409,7 +419,7 @@ def _run(function: Function, argument: bytes, key: str, topic: str) -> tuple[byt
         raise EngineError("its worker has died; it is not repeated")
     has_run.set()
     store = _DaskStore(key, topic)
-    returned = run_function(function, store, pickle.loads(argument), store.pass_on)
+    returned = run_function(function, store, argument, store.pass_on)
     result = pickle.dumps(returned)
     if len(result) <= _RESULT_BYTES_MAX:
         store.pass_on(_Result(result))

@@ -108,7 +108,8 @@ class RayRunner:
             except Exception as error:  # Ray has no base class for what it raises here
                 raise ClusterError(
                     f"cannot connect to the Ray cluster at {self._address or 'this machine'}: "
-                    f"{error}; nothing was run"
+                    f"{error}; nothing was run",
+                    hint="a cluster that was started with a token needs RAY_AUTH_MODE=token",
                 ) from error
         options["limits"] = options["limits"] or self._limits
         engine = _RayEngine(self._options)

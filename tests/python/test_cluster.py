@@ -124,6 +124,8 @@ def started(words: Sequence[str], place: Path, **options: Any) -> subprocess.Pop
         env={
             **os.environ,
             "RAY_TMPDIR": "/tmp",
+            # Ray would use a token that an earlier cluster of this user has left.
+            "RAY_AUTH_MODE": "disabled",
             "DASK_TEMPORARY_DIRECTORY": str(place),
             "DASK_CONFIG": str(place),
             "PYTHONUNBUFFERED": "1",
@@ -837,6 +839,34 @@ from branching.cluster import cluster_runner
 cluster_runner.own_version = lambda: ("9.9", "2.7")
 assert "and Python 3." in (said := reason(names[0])) and "not 9.9 and 2.7" in said, said
 assert space.branches() == []
+""",
+        dask,
+    )
+
+
+def test_a_worker_of_dask_without_branching_says_so(
+    base: Path, place: Path, dask: SharedCluster
+) -> None:
+    """A worker that cannot import the function of a task would end, and the call wait for another.
+
+    Its interpreter refuses the import.
+    """
+    on_cluster(
+        place,
+        """
+import atexit
+text = "import sys; sys.modules['branching'] = None; import distributed.cli.dask_worker as worker; "
+words = [sys.executable, "-c", text + "worker.main()", sys.argv[2], "--no-nanny", "--name", "bare"]
+words += ["--no-dashboard", "--nthreads", "1", "--local-directory", str(base.parent)]
+worker = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
+atexit.register(worker.kill)
+runner = DaskRunner(sys.argv[2], dask_options={"workers": ["bare"]})
+runner._connected().wait_for_workers(4)
+outcome = BestOfN(command("true"), 2, runner=runner)(space)
+assert [each.state for each in outcome.all_results] == ["error", "error"], outcome
+for each in outcome.all_results:
+    assert isinstance(each.exception, ClusterError), each
+    assert "No module named 'branching" in str(each.exception), each
 """,
         dask,
     )
