@@ -15,6 +15,7 @@ import heapq
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -159,7 +160,8 @@ def measure(
                     outcome.branch.abort()
                 figures[f"{name}_ms_each"] = round(1e3 * (time.monotonic() - began) / attempts, 1)
                 figures["driver_ms_each"] = round(1e3 * (time.process_time() - busy) / attempts, 1)
-        figures |= {"nodes": len({each.node for each in outcome.all_results}), **sizes}
+        figures["by_node"] = Counter(each.node for each in outcome.all_results)
+        figures |= sizes
     return figures
 
 

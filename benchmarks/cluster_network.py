@@ -41,7 +41,7 @@ NODE = 'for each in /tmp /run /dev/shm; do mount -t tmpfs none $each || exit; do
 PYTHON = [sys.executable, "-m"]
 RAY = [*PYTHON, "ray.scripts.scripts", "start", "--block", "--object-store-memory", "200000000"]
 HEAD_WORDS = {
-    "ray": [*RAY, "--head", "--num-cpus=0", "--include-dashboard=false", "--node-ip-address"],
+    "ray": [*RAY, "--head", "--include-dashboard=false", "--node-ip-address"],
     "dask": [*PYTHON, "distributed.cli.dask_scheduler", "--no-dashboard", "--port=6379", "--host"],
 }
 NODE_WORDS = {
@@ -56,8 +56,9 @@ NODE_WORDS = {
 class Cluster:
     """The processes of a cluster, and the links to its nodes."""
 
-    def __init__(self, engine: str, place: Path) -> None:
+    def __init__(self, engine: str, place: Path, *, head_processors: int) -> None:
         self.engine = engine
+        self._head_processors = head_processors
         self.place = place
         self.address = f"{HEAD}:6379" if engine == "ray" else f"tcp://{HEAD}:6379"
         self.nodes: list[subprocess.Popen[bytes]] = []
@@ -67,7 +68,10 @@ class Cluster:
         """Starts the head in this network namespace, and each node in one of its own."""
         _ip("link add bridge type bridge", "link set bridge up", "link set lo up")
         _ip(f"addr add {HEAD}/24 dev bridge", "route add default via 10.77.0.254")
-        self.head = self._started([*HEAD_WORDS[self.engine], HEAD], "head")
+        words = [*HEAD_WORDS[self.engine], HEAD]
+        if self.engine == "ray":
+            words.append(f"--num-cpus={self._head_processors}")
+        self.head = self._started(words, "head")
         for number in range(NODES):
             address = f"10.77.0.{number + 2}"
             words = ["unshare", *NAMESPACES, "sh", "-c", NODE, "sh"]
@@ -92,6 +96,7 @@ class Cluster:
 
     def _started(self, words: list[str], name: str) -> subprocess.Popen[bytes]:
         own = {"BRANCHING_CACHE": str(self.place / name), "RAY_DISABLE_USAGE_STATS": "1"}
+        own["RAY_AUTH_MODE"] = "disabled"
         with (self.place / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=log, stderr=log, env=os.environ | own
@@ -240,13 +245,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_network")
     parser.add_argument("-n", type=int, default=200, help="attempts")
     parser.add_argument("--runner", choices=["ray", "dask"], default="ray")
+    parser.add_argument("--head-processors", type=int, default=0, help="that Ray's head offers")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:
         words = [*PYTHON, "benchmarks.cluster_network", *sys.argv[1:], "--inside"]
         os.execvp("unshare", ["unshare", *NAMESPACES, *words])
     place = Path(tempfile.mkdtemp(prefix="cluster-", dir="/var/tmp"))
-    cluster = Cluster(options.runner, place)
+    cluster = Cluster(options.runner, place, head_processors=options.head_processors)
     figures: dict[str, Any] = {"runner": options.runner}
     status = 1
     try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,8 @@ def _main(directory: Path, digest: str, lock: int, use: int) -> None:
     def is_missing(_: object) -> None:
         raise FileNotFoundError(digest)
 
+    with suppress(PermissionError):  # Ray's workers have a low one, and what they leave would stay
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     cache = BaseCache(directory)
     with cache.unpacked(is_missing, digest) as base, Workspace.open(base) as space:
         os.close(use)
