@@ -27,8 +27,8 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u64 = 1;
 
 /// Features in addition to those of the version.
-pub const FEATURES: [&str; 6] =
-    ["disk_limit", "rebase", "drop_rest", "whole", "lease", "import_lease"];
+pub const FEATURES: [&str; 7] =
+    ["disk_limit", "rebase", "drop_rest", "whole", "lease", "import_lease", "clone_mount"];
 
 /// The request of one verb, with the type of its reply.
 pub trait Verb: Into<Request> {
@@ -93,6 +93,7 @@ verbs! {
     "show" Show -> ShowReply;
     "prune" Prune -> PruneReply;
     "requests" Requests -> RequestCounts;
+    "clone_mount" CloneMount -> Empty;
 }
 
 /// Describes the mount.
@@ -270,6 +271,13 @@ pub struct Prune {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Requests {}
 
+/// Sends a mount of a branch's directory that is attached nowhere. The client sends the socket for it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct CloneMount {
+    /// The branch.
+    pub branch: BranchRef,
+}
+
 impl Request {
     /// Writes the request as a line.
     #[must_use]
@@ -291,7 +299,8 @@ impl Request {
             | Self::Rebase(Rebase { branch, .. })
             | Self::Abort(Abort { branch })
             | Self::Diff(Diff { branch, .. })
-            | Self::Export(Export { branch, .. }) => Some(branch),
+            | Self::Export(Export { branch, .. })
+            | Self::CloneMount(CloneMount { branch }) => Some(branch),
             _ => None,
         }
     }

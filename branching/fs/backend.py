@@ -286,6 +286,9 @@ class Backend(Protocol):
             CommitError: The file system refused the rebase.
         """
 
+    def detached_mount(self, branch: BranchRecord) -> int | None:
+        """Returns a descriptor of a detached mount of a branch; None if none is needed."""
+
     def abort(self, branch: BranchRecord) -> None:
         """Drops the branch and its children. Does nothing if the branch no longer exists."""
 

@@ -40,7 +40,7 @@ from branching.errors import (
     add_note,
 )
 from branching.fs.backend import MAIN_ID, Backend, BranchRecord, Change, Policy
-from branching.fs.branch_leases import creating, end_lease, lease
+from branching.fs.branch_leases import creating, end_lease
 from branching.fs.in_use import held, held_alone
 
 NAME_BYTES_MAX = 254
@@ -321,9 +321,13 @@ class Branch:
             self._backend.abort(record)
             self._end("aborted")
 
-    def lease(self) -> None:
-        """Lets the next program that opens the workspace drop it if this process is killed."""
-        lease(self._backend, self._opened())
+    def detached_mount(self) -> int | None:
+        """Returns a descriptor of a mount of the branch that is attached nowhere.
+
+        It is for a program that may not clone mounts itself. None where the daemon sends none: it
+        does so where branches are mounts of their own (the overlay driver).
+        """
+        return self._backend.detached_mount(self._opened())
 
     def release(self) -> None:
         """Keeps the branch open even if this process is killed."""
@@ -387,7 +391,7 @@ class Branch:
             name: Name of the child, which is left open.
             file: The archive, open for reading.
             force: Load the archive also over paths that have changed since it was made.
-            leased: Drop the child if this process is killed, as `lease` does.
+            leased: Drop the child if this process is killed.
 
         Returns:
             The child.

@@ -8,7 +8,7 @@ Each process has one file and holds an exclusive lock on it. A line `+ID NAME` a
 lists branches whose process has died.
 
 The next MCP server aborts the branches that a killed server left. The branches of a `with` block or
-a pattern (`lease`) are aborted by the next program that opens the workspace (`drop_leased`). A
+a pattern (`creating`) are aborted by the next program that opens the workspace (`drop_leased`). A
 program that exits normally removes its leases.
 
 The daemon writes the line of a new branch before the branch exists, to the file that the request
@@ -115,11 +115,6 @@ class _Leases:
         self._open: dict[Path, set[int]] = {}
         self._creating: Counter[Path] = Counter()
 
-    def add(self, backend: Backend, store: Path, record: BranchRecord) -> None:
-        with self._lock:
-            self._of(backend, store).add(record)
-            self._open.setdefault(store, set()).add(record.id)
-
     def begin(self, backend: Backend, store: Path) -> int:
         """Returns the file of leases, which stays open until `finish`."""
         with self._lock:
@@ -177,24 +172,14 @@ _leases = _Leases()
 os.register_at_fork(after_in_child=_leases.forget)
 
 
-def lease(backend: Backend, record: BranchRecord) -> None:
-    """Adds a lease, so that the branch is aborted if this process is killed.
-
-    Without effect where the store cannot be written because it belongs to another user. Such a
-    branch stays open.
-    """
-    if backend.store is not None:
-        with suppress(OSError):
-            _leases.add(backend, backend.store, record)
-
-
 class creating:  # noqa: N801
     """Adds a lease for a branch that is created in the `with`, before the branch exists.
 
         with creating(backend) as new:
             new.record = backend.create("name", MAIN_ID, leases=new.file)
 
-    Without effect where `lease` is: `file` is None then.
+    Without effect where the store cannot be written because it belongs to another user: `file` is
+    None then. Such a branch stays open when this process is killed.
     """
 
     def __init__(self, backend: Backend) -> None:

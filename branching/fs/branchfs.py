@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -164,6 +165,18 @@ class BranchFS:
         with _translated(CommitError, what, self.root, branch=branch.name):
             done = _patiently(lambda: self._control.request("rebase", fields))
         return [str(path) for path in cast("list[object]", done["conflicts"])]
+
+    def detached_mount(self, branch: BranchRecord) -> int | None:
+        if self.fstype != "overlay" or "clone_mount" not in self._features:
+            return None
+        own, daemons = socket.socketpair()
+        with own, daemons, _translated(MountError, "the branch cannot be mounted", self.root):
+            self._control.request(
+                "clone_mount", {"branch": branch.id}, descriptors=[daemons.fileno()]
+            )
+            _, (mount,), _, _ = socket.recv_fds(own, 1, 1)
+        os.set_inheritable(mount, False)
+        return mount
 
     def abort(self, branch: BranchRecord) -> None:
         what = f"branch {branch.name!r} was not dropped"

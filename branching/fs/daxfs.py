@@ -203,6 +203,9 @@ class DaxFS:
         what = f"branch {branch.name!r} was not rebased"
         _refuse(CommitError, what, "no rebase", branch=branch.name)
 
+    def detached_mount(self, branch: BranchRecord) -> int | None:  # noqa: ARG002
+        return None
+
     def abort(self, branch: BranchRecord) -> None:
         what = f"branch {branch.name!r} was not dropped"
         with self._locked(what, branch.name, AbortError):

@@ -14,6 +14,7 @@ from typing import Any
 
 from branching._linux import fd_passing, syscalls
 from branching.errors import MemoryBranchError
+from branching.fs import Branch
 from branching.session.interpreter import Interpreter
 
 ANSWER_SECONDS_MAX = 60.0
@@ -23,7 +24,8 @@ class BranchMounts:
     """The caller's end of the connection to the mount helper. Safe from any thread."""
 
     def __init__(self, stream: socket.socket, workspace: Path | None) -> None:
-        """`workspace` is its mount, if this process may not clone mounts and the helper has to."""
+        """`workspace` is its mount, if this process may not clone mounts: the daemon has to, or the
+        helper where the daemon does not."""
         self._stream = stream
         self._workspace = workspace
         self._count = 0
@@ -35,18 +37,15 @@ class BranchMounts:
         self._ask(b"adopt %d" % self._next(), [interpreter.process])
         self._show(interpreter)
 
-    def attach(self, interpreter: Interpreter, branch: Path) -> None:
+    def attach(self, interpreter: Interpreter, branch: Branch) -> None:
         """Shows a branch to an interpreter."""
         request = b"attach %d" % self._next()
-        if self._workspace is not None:
-            below = os.fsencode(branch.relative_to(self._workspace))
+        workspace = self._workspace
+        mount = branch.detached_mount() if workspace else _cloned(branch.path)
+        if workspace and mount is None:
+            below = os.fsencode(branch.path.relative_to(workspace))
             self._ask(b"%s %s" % (request, below), [interpreter.process])
-        else:
-            directory = os.open(branch, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                mount = syscalls.clone_mount(directory)
-            finally:
-                os.close(directory)
+        elif mount is not None:
             try:
                 self._ask(request, [interpreter.process, mount])
             finally:
@@ -113,3 +112,11 @@ class BranchMounts:
                     return words
                 self._uncovered.add(words["uncovered"])
         return {}
+
+
+def _cloned(path: Path) -> int:
+    directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return syscalls.clone_mount(directory)
+    finally:
+        os.close(directory)

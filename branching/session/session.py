@@ -290,7 +290,7 @@ class Session(CodeRunner):
                 )
                 if not branch.is_open:
                     self._branch = self._new_branch()
-                self._mounts.attach(interpreter, self.branch.path)
+                self._mounts.attach(interpreter, self.branch)
                 unpark(interpreter)
             return changes
 
@@ -446,7 +446,7 @@ class Session(CodeRunner):
             for child in children:
                 child._interpreter.await_here()
                 self._mounts.detach(child._interpreter, interpreter.mount)
-                self._mounts.attach(child._interpreter, child._branch.path)
+                self._mounts.attach(child._interpreter, child._branch)
             for child in children:
                 unpark(child._interpreter)
         except BaseException:
@@ -475,7 +475,7 @@ class Session(CodeRunner):
             try:
                 return commit()
             except BaseException:
-                self._mounts.attach(interpreter, branch.path)
+                self._mounts.attach(interpreter, branch)
                 raise
         except BaseException as error:
             try:
@@ -507,7 +507,7 @@ class Session(CodeRunner):
             if branch is not None:
                 with suppress(BranchingError):  # tried again by `_bury`
                     branch.abort()  # the session's branch is frozen while it has other branches
-        self._mounts.attach(winner, self.branch.path)
+        self._mounts.attach(winner, self.branch)
         unpark(winner)
 
     def _bury(self) -> None:

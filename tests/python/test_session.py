@@ -58,7 +58,7 @@ class Space:
 
 
 EVERYWHERE = pytest.mark.parametrize(
-    "space", ["fuse", "overlay", "owned", "namespace"], indirect=True
+    "space", ["fuse", "overlay", "owned", "owned overlay", "namespace"], indirect=True
 )
 
 
@@ -66,18 +66,18 @@ EVERYWHERE = pytest.mark.parametrize(
 def space(
     request: pytest.FixtureRequest, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Space]:
-    """Workspaces with both drivers, one of an ordinary user, and one whose caller gets what callers
-    get who are not root.
+    """Workspaces with both drivers, of root and of an ordinary user, and one whose caller gets what
+    callers get who are not root.
     """
     if request.param == "namespace":
         monkeypatch.setattr(parent_state, "_may_make_namespaces", lambda _: False)
     base, root = outside / "base", outside / "mount"
     base.mkdir()
     (base / "seed.txt").write_text("seed\n")
-    owner = OWNER if request.param == "owned" else (0, 0)
+    owner = OWNER if "owned" in request.param else (0, 0)
     for path in (base, base / "seed.txt"):
         os.chown(path, *owner)
-    driver = "overlay" if request.param == "overlay" else "fuse"
+    driver = "overlay" if "overlay" in request.param else "fuse"
     with mounted(base, root, driver=driver):
         made = Space(base, root, owner)
         yield made
@@ -481,9 +481,11 @@ print(open("log").read(), os.stat("log").st_uid)
 
 
 @pytest.mark.timeout(1800)
-def test_an_ordinary_user_has_sessions_of_a_hundred_generations() -> None:
+@pytest.mark.parametrize("driver", ["fuse", "overlay"])
+def test_an_ordinary_user_has_sessions_of_a_hundred_generations(driver: str) -> None:
+    """With the overlay driver root has mounted the workspace."""
     code = GENERATIONS.format(user=STRANGER, count=100)
-    done = run_python(["-c", code], may_mount=True)
+    done = run_python(["-c", code], may_mount=True, driver=driver)
     assert (done.stdout, done.stderr) == (f"101\n{'.' * 100} {STRANGER}\n", "")
 
 
@@ -989,6 +991,22 @@ def test_a_session_that_hangs_is_named(session: Session, monkeypatch: pytest.Mon
     os.kill(session.pid, signal.SIGSTOP)
     with pytest.raises(MemoryBranchError, match="the interpreter of the session does not answer"):
         session.fork(1)
+
+
+def test_only_branches_of_the_overlay_driver_have_detached_mounts(
+    space: Space, request: pytest.FixtureRequest
+) -> None:
+    """Root's daemon sends one to an ordinary user, who may not clone it."""
+    with space.workspace.branch("a", on_success=None) as branch:
+        (branch.path / "made").write_text("1")
+        mount = branch.detached_mount()
+        if request.node.callspec.params["space"] == "fuse":
+            assert mount is None
+        else:
+            assert mount is not None
+            assert os.stat("made", dir_fd=mount).st_size == 1
+            os.close(mount)
+        branch.abort()
 
 
 def test_a_session_serves_one_with(space: Space) -> None:

@@ -38,7 +38,7 @@ def test_a_state_is_carried_over_or_refused(workspace: Workspace, group: str) ->
         assert (workspace.base / "exits").read_text() == "x"
 
 
-@pytest.mark.parametrize("driver", ["fuse"])
+@pytest.mark.parametrize("driver", ["fuse", "overlay"])
 def test_the_same_holds_for_an_ordinary_user(driver: str) -> None:
     code = f"""
 import runpy, sys

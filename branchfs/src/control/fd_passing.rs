@@ -1,15 +1,18 @@
-//! Receives the descriptors that clients send with their requests (`SCM_RIGHTS`).
+//! Receives the descriptors that clients send with their requests (`SCM_RIGHTS`), and sends one.
 //!
 //! A client opens the file that receives a patch or an archive, or that contains one, and sends its descriptor. So no
 //! content passes through the socket, and the client's own rights decide which files can be opened.
 
 use std::collections::VecDeque;
-use std::io::{IoSliceMut, Read, Result};
+use std::io::{IoSlice, IoSliceMut, Read, Result};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 
 /// How many descriptors are kept until a request takes them. Further ones are closed.
 const DESCRIPTORS_MAX: usize = 4;
@@ -54,12 +57,21 @@ impl Read for Socket<'_> {
     }
 }
 
+/// Sends a descriptor with one byte to a Unix socket. Does not wait for room in it.
+pub(super) fn send(stream: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [descriptor];
+    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(stream, &[IoSlice::new(b"x")], &mut ancillary, flags)?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-    use std::io::IoSlice;
-    use std::os::fd::{AsFd, BorrowedFd};
+    use std::os::fd::AsFd;
 
     fn send(stream: &UnixStream, descriptors: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];

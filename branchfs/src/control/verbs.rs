@@ -3,10 +3,12 @@
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use super::MountInfo;
 use super::connection::Connection;
+use super::fd_passing;
 use crate::filesystem::BranchFilesystem;
 use crate::protocol::{
     self, Branch, BranchRef, BranchState, ByteCounts, Change, CommitReply, DiffReply, Difference,
@@ -18,6 +20,7 @@ use branchfs_core::archive::{self, OwnershipPolicy};
 use branchfs_core::diff::{self, Reader, RenamedDirs, Statistics};
 use branchfs_core::error::{Context, Error};
 use branchfs_core::ids::directory_name;
+use branchfs_core::overlayfs_mount::detached_mount;
 use branchfs_core::path_filter::PathFilter;
 use branchfs_core::transaction;
 use branchfs_core::workspace::{
@@ -69,6 +72,9 @@ impl Handler<'_, '_> {
             Request::Show(request) => reply::<protocol::Show>(self.show(&request)),
             Request::Prune(request) => reply::<protocol::Prune>(self.prune(&request)),
             Request::Requests(_) => reply::<protocol::Requests>(Ok(self.requests())),
+            Request::CloneMount(request) => {
+                reply::<protocol::CloneMount>(self.clone_mount(&request))
+            }
         }
     }
 
@@ -254,6 +260,22 @@ impl Handler<'_, '_> {
     fn requests(&self) -> RequestCounts {
         let counted = self.filesystem.requests().into_iter();
         counted.map(|(kind, count)| (kind.into(), count)).collect()
+    }
+
+    /// Sends a mount of a branch's directory to a client that may not clone mounts itself.
+    fn clone_mount(&mut self, request: &protocol::CloneMount) -> Result<Empty, Error> {
+        let stream = self.connection.descriptor("to send the mount to")?;
+        let branches = self.workspace.list()?.into_iter();
+        let name =
+            branches.map(|each| (BranchRef::Id(each.id), each.name)).find_map(|(id, name)| {
+                (request.branch == id || request.branch == BranchRef::Name(name.clone()))
+                    .then_some(name)
+            });
+        let name = name.ok_or_else(|| Error::NotFound(request.branch.to_string()))?;
+        let path = self.mount.mountpoint.join(directory_name(&name));
+        let mount = detached_mount(&path).at(&path)?;
+        fd_passing::send(stream.as_fd(), mount.as_fd()).at("the socket of the client")?;
+        Ok(Empty {})
     }
 
     fn branch(&self, branch: BranchInfo) -> Branch {

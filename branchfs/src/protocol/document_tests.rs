@@ -253,6 +253,7 @@ fn the_document_has_the_fields_of_every_verb() {
     check_verb::<Show>();
     check_verb::<Prune>();
     check_verb::<Requests>();
+    check_verb::<CloneMount>();
     let documented: usize = sections()
         .keys()
         .flat_map(|heading| heading.split(", "))

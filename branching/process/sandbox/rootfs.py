@@ -118,7 +118,8 @@ class RootFS:
             branch = stack.enter_context(_cloned(view))
             whole = -1
             if self._isolate is not None:
-                whole = stack.enter_context(_cloned(str(self._sandbox.mount or view)))
+                with suppress(OSError):  # with mounts of branches below, which are locked here
+                    whole = stack.enter_context(_cloned(str(self._sandbox.mount or view)))
             beside = [
                 (stack.enter_context(_cloned(str(source))), str(place))
                 for source, place in self._sandbox.beside

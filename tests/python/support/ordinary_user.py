@@ -40,7 +40,7 @@ def run_python(
         fuse_mode: Permissions of /dev/fuse.
         may_mount: Give the user an entry in /etc/passwd and a setuid fusermount3, as on an ordinary
             system with the package fuse3.
-        driver: With "overlay", which only root can mount, root has mounted the directory.
+        driver: "overlay": root has mounted the directory, which no user can.
     """
     trees = {
         "python": sys.base_prefix,
@@ -75,12 +75,14 @@ def run_python(
         "PYTHONPATH": f"{PLACE}/tree:{PLACE}/packages",
     }
     settings = " ".join(f"{name}={value}" for name, value in variables.items())
+    place = f"{PLACE}/project"
     called = f"env -i {settings} {how} {PYTHON} {shlex.join(argv)}"
     if driver == "overlay":
-        program = f"{PLACE}/branchfs"
-        steps.append(f"{program} mount --driver overlay --base {PLACE}/project {PLACE}/project")
-        called = f"{{ {called}; code=$?; cd / && {program} unmount {PLACE}/project; exit $code; }}"
-    script = " && ".join([*steps, f"cd {PLACE}/project", called])
+        program, place = f"{PLACE}/branchfs", f"{PLACE}/view"
+        steps.append(f"mkdir {place}")
+        steps.append(f"{program} mount --driver overlay --base {PLACE}/project {place}")
+        called = f"{{ {called}; code=$?; cd / && {program} unmount {place}; exit $code; }}"
+    script = " && ".join([*steps, f"cd {place}", called])
     return subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, check=False
     )

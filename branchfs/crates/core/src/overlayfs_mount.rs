@@ -173,6 +173,14 @@ impl Drop for ReadOnlyCover {
     }
 }
 
+/// A mount of the directory at `path`, attached nowhere. Follows no symbolic link.
+pub fn detached_mount(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory =
+        rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
+    clone(directory, Path::new(""))
+}
+
 /// A mount of the same file system, attached nowhere. An empty path: of the descriptor's own.
 fn clone(directory: impl AsFd, path: &Path) -> Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
