@@ -152,6 +152,15 @@ def obstacles(at: str, own: Collection[int], *, allows_threads: bool) -> Obstacl
         if number not in own:
             with suppress(FileNotFoundError):  # that of the listing itself
                 _look_at(number, at, refusals, warnings)
+    for file in _files_in(at, own):
+        if not any(file.path in refusal for refusal in refusals):
+            try:
+                _check_can_be_opened(file)
+            except OSError as error:
+                refusals.append(
+                    f"an open file of the workspace that cannot be opened again: {file.path}: "
+                    f"{error.strerror}"
+                )
     return Obstacles(refusals=list(dict.fromkeys(refusals)), warnings=warnings)
 
 
