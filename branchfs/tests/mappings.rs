@@ -114,7 +114,8 @@ fn readers_of_a_file_that_was_open_for_writing_before_block_no_verb() {
             let mut readers = Vec::new();
             for name in ["small", "big", "new"] {
                 let path = branch.join(name);
-                let open = File::options().read(true).write(true).create(true).open(&path);
+                let open =
+                    File::options().read(true).write(true).create(true).truncate(false).open(&path);
                 let file = open.unwrap();
                 file.write_all_at(b"new", 0).unwrap();
                 let mapping = is_mapped.then(|| Mapping::new(&file, 3, Sharing::Writable));
