@@ -319,6 +319,28 @@ fn a_file_of_which_only_attributes_or_the_name_changed_keeps_its_content_when_ot
     }
 }
 
+/// A reader keeps the directory known to the kernel, and so to the daemon. The hard link has a name that the branch never
+/// looked up, for which the whole tree is listed.
+#[test]
+fn a_branch_is_rebased_though_others_removed_a_directory_in_which_it_made_a_file() {
+    let mount = Mount::over(fill);
+    let late = mount.create("late");
+    shell(&late, "echo 2 >>d/twin; echo 2 >replaced/new");
+    let _reader = File::open(late.join("replaced/old")).unwrap();
+    for (name, work) in [("first", "echo 1 >f"), ("second", "rm -r replaced")] {
+        shell(&mount.create(name), work);
+        mount.commit(name);
+    }
+    let said = refusal(&rebase(&mount, &[]));
+    assert!(said.lines().any(|line| line.trim() == "replaced"), "{said}");
+    succeed(&rebase(&mount, &["--force"]));
+    mount.commit("late");
+    shell(
+        &mount.base(),
+        "test \"$(cat d/h replaced/new)\" = $'old\\n2\\n2'; test ! -e replaced/old",
+    );
+}
+
 #[test]
 fn a_nested_branch_is_rebased_onto_its_parent() {
     let mount = Mount::over(fill);

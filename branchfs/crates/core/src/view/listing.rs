@@ -20,7 +20,7 @@ impl MergedTree {
     /// Every name of a directory, without `.` and `..`.
     pub(crate) fn list(&self, node: NodeIndex) -> Result<Vec<DirectoryEntry>> {
         let sources = match self.sources(node) {
-            Err(rustix::io::Errno::NOENT) => return Ok(Vec::new()), // removed while open: empty
+            Err(Errno::NOENT) => return Ok(Vec::new()), // removed while open: empty
             other => other?,
         };
         let mut entries: Vec<DirectoryEntry> = Vec::new();
@@ -28,7 +28,12 @@ impl MergedTree {
         let mut seen: HashSet<std::ffi::OsString> = HashSet::new();
         let merges = sources.len() > 1;
         for source in sources.iter() {
-            for mut entry in source.layer.tree.list(&source.path)? {
+            let listed = match source.layer.tree.list(&source.path) {
+                // Others removed it from the base, or put something else there, since it was looked up.
+                Err(Errno::NOENT | Errno::NOTDIR) if source.layer.is_base() => continue,
+                other => other?,
+            };
+            for mut entry in listed {
                 if source.layer.is_base()
                     && source.path.as_os_str().is_empty()
                     && is_hidden(entry.name.as_ref())
