@@ -12,7 +12,8 @@ The system calls are those that others can notice (`support.system_calls`). Each
 caller, is also killed before each step of the caller: there the other processes wait (`Killer`).
 
 With BRANCHFS_SOAK all of this is done with both drivers, and the caller is killed before each of its
-steps. Without it, only the slow tests use both.
+steps and system calls. Without it, only the slow tests use both, and the caller is killed before
+each third step and each sixth system call.
 """
 
 from __future__ import annotations
@@ -463,7 +464,7 @@ def test_a_caller_that_is_killed_at_any_system_call_leaves_nothing_open(
     base, seen, passed = workspace.base, [], list[str]()
     words = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     code = TRACED_CALLER.format(path=words, root=str(workspace.root))
-    for at in range(CALLER_STEPS_MAX):
+    for at in range(0, CALLER_STEPS_MAX, 1 if IS_SOAK else 6):
         with subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as caller:
