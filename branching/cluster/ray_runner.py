@@ -106,10 +106,13 @@ class RayRunner:
             try:
                 ray.init(address=self._address, log_to_driver=False, logging_level=logging.WARNING)
             except Exception as error:  # Ray has no base class for what it raises here
+                hint = "a cluster that was started with a token needs RAY_AUTH_MODE=token"
+                if "Version mismatch" in str(error):
+                    hint = "run the program with the cluster's versions of Python and Ray"
                 raise ClusterError(
                     f"cannot connect to the Ray cluster at {self._address or 'this machine'}: "
                     f"{error}; nothing was run",
-                    hint="a cluster that was started with a token needs RAY_AUTH_MODE=token",
+                    hint=hint,
                 ) from error
         options["limits"] = options["limits"] or self._limits
         engine = _RayEngine(self._options)

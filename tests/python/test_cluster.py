@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,8 @@ from support.branchfs import find_program
 from support.command import branching
 from test_attempt import TASK, make_project, tree
 
-from branching import BestOfN, Workspace
+from branching import BestOfN, ClusterError, Workspace
+from branching.cluster import RayRunner
 from branching.patterns.command_candidate import Program
 
 RAY = """
@@ -952,6 +954,26 @@ assert space.branches() == []
 """,
         cluster,
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "hint"),
+    [
+        ("Version mismatch: The cluster was started with: ...", "the cluster's versions"),
+        ("no token was sent", "RAY_AUTH_MODE=token"),
+    ],
+)
+def test_a_failed_connection_to_ray_has_a_hint_for_its_cause(
+    reason: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError(reason)
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=bool, init=init))
+    runner = RayRunner(address="127.0.0.1:1")
+    with pytest.raises(ClusterError, match=f"{reason[:16]}.*nothing was run") as refused:
+        runner.open_runner(None)  # type: ignore[arg-type]
+    assert hint in str(refused.value)
 
 
 @pytest.mark.parametrize(
