@@ -25,8 +25,8 @@ CARGO = ["cargo", "test", "--locked", "--quiet", "--manifest-path", "branchfs/Ca
 PYTEST = [".venv/bin/python", "-m", "pytest", "-q"]
 HEAD = """# Scores
 
-Results of the test suites for one version, written by `scripts/scores`. `scripts/test` runs the same tests for every change;
-`--soak` runs the random ones many times.
+Results of the test suites for one version, written by `scripts/scores`. `scripts/test` runs the
+same tests for every change; `--soak` runs the random ones many times.
 
 """
 TAIL = """
