@@ -123,6 +123,15 @@ def mount(
         raise OSError(number, os.strerror(number), target)
 
 
+def clone_mount_at(directory: os.PathLike[str] | str) -> int:
+    """Does the same as `clone_mount` for the directory at a path."""
+    descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return clone_mount(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def clone_mount(descriptor: int, *, is_recursive: bool = False) -> int:
     """Returns a descriptor of a new detached mount of the directory or file of `descriptor`.
 

@@ -169,13 +169,14 @@ class BranchFS:
     def detached_mount(self, branch: BranchRecord) -> int | None:
         if self.fstype != "overlay" or "clone_mount" not in self._features:
             return None
+        from branching._linux import fd_passing
+
         own, daemons = socket.socketpair()
         with own, daemons, _translated(MountError, "the branch cannot be mounted", self.root):
             self._control.request(
                 "clone_mount", {"branch": branch.id}, descriptors=[daemons.fileno()]
             )
-            _, (mount,), _, _ = socket.recv_fds(own, 1, 1)
-        os.set_inheritable(mount, False)
+            _, (mount,) = fd_passing.receive(own)
         return mount
 
     def abort(self, branch: BranchRecord) -> None:

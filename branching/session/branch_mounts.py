@@ -41,7 +41,7 @@ class BranchMounts:
         """Shows a branch to an interpreter."""
         request = b"attach %d" % self._next()
         workspace = self._workspace
-        mount = branch.detached_mount() if workspace else _cloned(branch.path)
+        mount = branch.detached_mount() if workspace else syscalls.clone_mount_at(branch.path)
         if workspace and mount is None:
             below = os.fsencode(branch.path.relative_to(workspace))
             self._ask(b"%s %s" % (request, below), [interpreter.process])
@@ -112,11 +112,3 @@ class BranchMounts:
                     return words
                 self._uncovered.add(words["uncovered"])
         return {}
-
-
-def _cloned(path: Path) -> int:
-    directory = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return syscalls.clone_mount(directory)
-    finally:
-        os.close(directory)

@@ -13,22 +13,21 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import re
 import signal
 import stat
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+
+from branching._linux import memory
 
 _REOPENED_FLAGS = (
     os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_SYNC | os.O_DSYNC | os.O_DIRECT
     | os.O_NOATIME | os.O_DIRECTORY | os.O_PATH
 )  # fmt: skip
-_MAPPING = re.compile(r"\S+ (\S{4}) \S+ \S+ \d+ *(.*)")
-"""A line of /proc/self/maps: permissions and path."""
 _GPU = "/dev/nvidia"
 _DELETED = " (deleted)"
 _COMMAND_CHARACTERS_MAX = 80
@@ -235,10 +234,10 @@ def end_openmp_threads() -> None:
 def shared_mappings(table: Iterable[str]) -> list[str]:
     """Returns the writable mappings that a child would share, of a /proc/PID/maps."""
     found = []
-    for line in table:
-        match = _MAPPING.match(line)
-        if match and match[1][1] == "w" and match[1][3] == "s" and not match[2].startswith(_GPU):
-            found.append(f"shared writable memory: {match[2].strip() or 'without a name'}")
+    for mapping in filter(None, map(memory.parse, table)):
+        is_shared = mapping.is_writable and not mapping.is_private
+        if is_shared and not mapping.path.startswith(_GPU):
+            found.append(f"shared writable memory: {mapping.path.strip() or 'without a name'}")
     return found
 
 
@@ -336,27 +335,29 @@ def _children() -> list[str]:
 
     A killed child of an earlier fork exits while its memory is freed, which takes milliseconds.
     """
-    me = str(os.getpid()).encode()
     found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid, _, state, flags in _all_children():
+        has_ended = state in (b"Z", b"X") or flags & _PF_EXITING
         with suppress(OSError):
-            state, parent, *_, flags = _read(pid, "stat").rpartition(b")")[2].split()[:7]
-            has_ended = state in (b"Z", b"X") or int(flags) & _PF_EXITING
-            if parent == me and not has_ended and not _is_killed(_read(pid, "status")):
+            if not has_ended and not _is_killed(_read(pid, "status")):
                 found.append(_command_line(pid))
     return found
 
 
 def ended_children() -> dict[int, str]:
     """Returns the names of this process's children that have ended and were not waited for."""
+    return {int(pid): name for pid, name, state, _ in _all_children() if state == b"Z"}
+
+
+def _all_children() -> Iterator[tuple[str, str, bytes, int]]:
+    """Lists this process's children: process id, name, state and flags of /proc/PID/stat."""
     me = str(os.getpid()).encode()
-    found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             name, _, facts = _read(pid, "stat").partition(b"(")[2].rpartition(b")")
-            if facts.split()[:2] == [b"Z", me]:
-                found[int(pid)] = os.fsdecode(name)
-    return found
+            state, parent, *_, flags = facts.split()[:7]
+            if parent == me:
+                yield pid, os.fsdecode(name), state, int(flags)
 
 
 def _is_killed(status: bytes) -> bool:

@@ -505,19 +505,11 @@ def _asked(point: str) -> bytes:
 
 @contextmanager
 def _cloned(path: str) -> Iterator[int]:
-    clone = _clone_of(os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    clone = syscalls.clone_mount_at(path)
     try:
         yield clone
     finally:
         os.close(clone)
-
-
-def _clone_of(descriptor: int) -> int:
-    """Clones what a descriptor has open, and closes that."""
-    try:
-        return syscalls.clone_mount(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
