@@ -265,12 +265,8 @@ impl Handler<'_, '_> {
     /// Sends a mount of a branch's directory to a client that may not clone mounts itself.
     fn clone_mount(&mut self, request: &protocol::CloneMount) -> Result<Empty, Error> {
         let stream = self.connection.descriptor("to send the mount to")?;
-        let branches = self.workspace.list()?.into_iter();
-        let name =
-            branches.map(|each| (BranchRef::Id(each.id), each.name)).find_map(|(id, name)| {
-                (request.branch == id || request.branch == BranchRef::Name(name.clone()))
-                    .then_some(name)
-            });
+        let id = self.workspace.lineage(&request.branch)?.into_iter().next();
+        let name = id.and_then(|id| self.workspace.name_of(id));
         let name = name.ok_or_else(|| Error::NotFound(request.branch.to_string()))?;
         let path = self.mount.mountpoint.join(directory_name(&name));
         let mount = detached_mount(&path).at(&path)?;

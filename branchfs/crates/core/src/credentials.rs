@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_acted_for_cannot_signal_the_thread() {
+    fn the_peer_cannot_signal_the_thread_that_acts_for_it() {
         use std::os::unix::process::CommandExt;
         let may_signal = |thread| {
             let mut kill = std::process::Command::new("sh");

@@ -295,7 +295,8 @@ impl Nodes {
     }
 
     /// The node for a lookup result: the one known by that name or that inode, or a new one.
-    /// `is_base`: the view is that of the base, in which others rename, remove and create files, so an inode with one link has no other name any more.
+    /// `is_base`: the view is that of the base, in which others rename, remove and create files, so an inode with one link
+    /// has no other name any more.
     pub(super) fn intern(
         &mut self,
         parent: NodeIndex,

@@ -123,7 +123,7 @@ impl MergedTree {
         Arc::clone(&self.layers[0])
     }
 
-    /// Looks up `name` in a directory and counts a lookup of its node: the kernel gets a reference.
+    /// Looks up `name` in a directory. Who passes the node to the kernel counts the lookup ([`Nodes::add_lookup`]).
     pub fn lookup(
         &mut self,
         parent: NodeIndex,

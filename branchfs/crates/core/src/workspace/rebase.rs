@@ -143,9 +143,9 @@ fn find_obstacles(
     Ok(obstacles)
 }
 
-/// Returns the changes committed to main, or undone there, since the fork, and the earlier attributes of the objects. They are in the
-/// snapshot layers, and for a stale branch in the history. Commits that have left the history are found by their traces
-/// in the base.
+/// Returns the changes committed to main, or undone there, since the fork, and the earlier attributes of the objects.
+/// They are in the snapshot layers, and for a stale branch in the history. Commits that have left the history are found by
+/// their traces in the base.
 fn theirs_of_main(
     workspace: &Workspace,
     branch: &Branch,
