@@ -88,6 +88,13 @@ base = pathlib.Path(sys.argv[1]) / "base"
 def command(text):
     return Program(shell(text), workspace=space.seen_at, owner=None, score=True)
 
+def error_of(runner):
+    outcome = BestOfN(command("true"), 1, runner=runner)(space)
+    (result,) = outcome.all_results
+    assert result.state == "error" and isinstance(result.exception, ClusterError), result
+    assert result.exception.node, result
+    return str(result.exception)
+
 def sleeping(place=base.parent):
     found = []
     for each in pathlib.Path("/proc").glob("[0-9]*"):
@@ -785,12 +792,7 @@ def test_a_node_that_cannot_run_attempts_is_refused_with_its_reason(
         place,
         """
 def reason(**variables):
-    runner = RayRunner(ray_options={"runtime_env": {"env_vars": variables}})
-    outcome = BestOfN(command("true"), 1, runner=runner)(space)
-    (result,) = outcome.all_results
-    assert result.state == "error" and isinstance(result.exception, ClusterError), result
-    assert result.exception.node, result
-    return str(result.exception)
+    return error_of(RayRunner(ray_options={"runtime_env": {"env_vars": variables}}))
 
 assert "there is no program" in reason(BRANCHFS="/no/branchfs")
 assert "mount failed: No such file" in reason(BRANCHFS=str(base.parent / "without-fuse"),
@@ -825,12 +827,7 @@ variables = {
         + DASK_WORKERS
         + """
 def reason(name):
-    runner = DaskRunner(sys.argv[2], dask_options={"workers": [name]})
-    outcome = BestOfN(command("true"), 1, runner=runner)(space)
-    (result,) = outcome.all_results
-    assert result.state == "error" and isinstance(result.exception, ClusterError), result
-    assert result.exception.node, result
-    return str(result.exception)
+    return error_of(DaskRunner(sys.argv[2], dask_options={"workers": [name]}))
 
 assert "there is no program" in reason(names[0])
 assert "mount failed: No such file" in reason(names[1])

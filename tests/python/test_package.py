@@ -391,6 +391,12 @@ def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
     }
 
 
+def files_of_commands() -> set[str]:
+    from branching.cli.app import app
+
+    return {each.callback.__module__ for each in app.registered_commands if each.callback}
+
+
 @pytest.mark.parametrize(
     ("command", "used"),
     [
@@ -401,11 +407,8 @@ def test_the_command_line_loads_no_layer_before_a_command_runs() -> None:
 def test_a_command_line_loads_the_file_of_its_own_command_only(
     command: str, used: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from branching.cli.app import app
-
     monkeypatch.setenv("BRANCHING_NO_CONFIG", "1")
-
-    commands = {each.callback.__module__ for each in app.registered_commands if each.callback}
+    commands = files_of_commands()
     assert len(commands) > 30
     statement = f"from branching.cli.app import app_for; app_for([{command!r}, 'word'])"
     own = {f"branching.cli.{each.replace('-', '_')}" for each in {command, *used}}
@@ -414,8 +417,5 @@ def test_a_command_line_loads_the_file_of_its_own_command_only(
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["--version"]])
 def test_the_list_of_commands_and_the_version_load_no_command(words: list[str]) -> None:
-    from branching.cli.app import app
-
-    commands = {each.callback.__module__ for each in app.registered_commands if each.callback}
     statement = f"from branching.cli.app import app_for; app_for({words!r})"
-    assert not loaded_after(statement) & commands
+    assert not loaded_after(statement) & files_of_commands()
