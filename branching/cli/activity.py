@@ -38,12 +38,17 @@ def shown_activity(what: str) -> Iterator[None]:
         thread.join()
 
 
+def spinner_frames(encoding: str | None) -> str:
+    """Returns the characters of which one after another is drawn on a terminal."""
+    is_unicode = (encoding or "").lower().replace("-", "") == "utf8"
+    return _FRAMES if is_unicode else _ASCII_FRAMES
+
+
 def _draw(what: str, ended: threading.Event) -> None:
     begun = time.monotonic()
     if ended.wait(_DELAY_SECONDS):
         return
-    is_unicode = (sys.stderr.encoding or "").lower().replace("-", "") == "utf8"
-    for frame in cycle(_FRAMES if is_unicode else _ASCII_FRAMES):
+    for frame in cycle(spinner_frames(sys.stderr.encoding)):
         text = f"\r{frame} {what}: {time.monotonic() - begun:.0f} s"
         print(text, end="", file=sys.stderr, flush=True)
         if ended.wait(_FRAME_SECONDS):

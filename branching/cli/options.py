@@ -59,7 +59,7 @@ def _program_named(command: list[str] | None) -> list[str] | None:
 
 
 class Driver(str, Enum):
-    """What presents a branch as a directory."""
+    """The drivers of the file system, and the choice of one by itself."""
 
     auto = "auto"
     fuse = "fuse"

@@ -2,8 +2,9 @@
 
 It is written by the pattern's threads and drawn by rich's, several times a second. Where it has
 more rows than the terminal, those are drawn that say most at the moment: the winner's, those that
-run, those that ended last; a line below counts the others. When all is over it is drawn whole, and
-stays on the screen.
+run, those that ended last; a line below counts the others. The last line moves while candidates
+run, and has the time since the start and how many candidates are in each state. When all is over
+the table is drawn whole, without that line, and stays on the screen.
 
 What candidates print, and what they are called, is shown and never obeyed (`_sanitize`).
 """
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from branching._sanitize import visible
+from branching.cli.activity import spinner_frames
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
     from rich.table import Table
+    from rich.text import Text
 
     from branching.patterns import Event
 
@@ -33,6 +36,10 @@ LINE_CHARACTERS_MAX = 400
 ROOMY_COLUMNS = 60
 """On a narrower terminal the row has no changes, to leave room for the last line of output."""
 SETUP_ROW = "setup"
+_STATE_COLUMNS = len("succeeded")
+"""Most states fit: columns do not move when a candidate ends."""
+_COMMON_CHARACTERS_MIN = 12
+"""What two candidates have in common at their beginning is left out if it is as long as this."""
 
 _STYLES = {
     "won": "bold green",
@@ -85,6 +92,7 @@ class ProgressTable:
         self._lock = threading.Lock()
         self._rows = {index: _Row(_one_line(label)) for index, label in enumerate(labels or ())}
         self._steps = 0
+        self._begun = time.monotonic()
         self.is_over = False
         """Nothing more will happen: all rows are drawn."""
 
@@ -135,11 +143,25 @@ class ProgressTable:
         row.state, row.last_step = state, self._steps
 
     def drawing(self, console: Console) -> Group:
-        """Returns the table, and while it can change an empty line below it for the cursor: where
-        the terminal shows ^C itself, which would break the table's last line in two."""
+        """Returns the table, and while it can change the line that moves and an empty one for the
+        cursor: where the terminal shows ^C itself, which would break a line in two."""
         from rich.console import Group
 
-        return Group(self.table(console), *([] if self.is_over else [""]))
+        if self.is_over:
+            return Group(self.table(console))
+        return Group(self.table(console), self._status(console), "")
+
+    def _status(self, console: Console) -> Text:
+        """Returns the line that moves: `⠹ 12.3s · 1 running, 1 failed`."""
+        from rich.text import Text
+
+        seconds = time.monotonic() - self._begun
+        frames = spinner_frames(console.encoding)
+        frame = frames[int(seconds * REFRESHES_PER_SECOND) % len(frames)]
+        with self._lock:
+            states = Counter(row.state for row in self._rows.values())
+        line = f"{frame} {seconds:.1f}s" + (f" · {_counts(states)}" if states else "")
+        return Text(line, style="dim", no_wrap=True, overflow="ellipsis")
 
     def table(self, console: Console) -> Table:
         """Returns it as it is now, as large as the terminal has room for."""
@@ -150,7 +172,7 @@ class ProgressTable:
         table = Table(box=None, padding=(0, 1), expand=True)
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("candidate", ratio=2, no_wrap=True, overflow="ellipsis")
-        table.add_column("state", no_wrap=True)
+        table.add_column("state", no_wrap=True, min_width=_STATE_COLUMNS if is_roomy else None)
         table.add_column("time", justify="right", no_wrap=True)
         with self._lock:
             with_scores = any(row.score is not None for row in self._rows.values())
@@ -162,13 +184,14 @@ class ProgressTable:
             if is_roomy:
                 table.add_column("changes", no_wrap=True)
             table.add_column("last output", ratio=3, no_wrap=True, overflow="ellipsis")
-            shown, others = self._fitting(console.height - 2)  # the head, and the cursor's line
+            shown, others = self._fitting(console.height - 3)  # the head, and the two last lines
+            labels = _differing({index: row.label for index, row in self._rows.items()})
             for index in shown:
                 row = self._rows[index]
                 score = "" if row.score is None else f"{row.score:.2f}"
                 table.add_row(
                     Text(row_name(self._names, index)),
-                    Text(row.label),
+                    Text(labels[index]),
                     Text(row.state.replace("_", " "), style=_STYLES.get(row.state, "")),
                     row.clock(),
                     *([score] if with_scores else []),
@@ -178,8 +201,7 @@ class ProgressTable:
                     Text.from_ansi(visible(row.line)),
                 )
         if others:
-            counts = ", ".join(f"{n} {state.replace('_', ' ')}" for state, n in others.items())
-            table.caption = f"and {counts}"
+            table.caption = f"and {_counts(others)}"
             table.caption_justify = "left"
         return table
 
@@ -196,6 +218,29 @@ class ProgressTable:
         shown = sorted(indices, key=weight, reverse=True)[: max(lines - 1, 1)]
         left_out = (self._rows[index].state for index in indices if index not in shown)
         return sorted(shown), Counter(left_out)
+
+
+def _counts(states: Counter[str]) -> str:
+    return ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in states.items())
+
+
+def _differing(labels: dict[int, str]) -> dict[int, str]:
+    """Returns the labels without the words that they have in common after the first: of
+    `sed -i s/a/b/ f` and `sed -i s/a/c/ f` the columns of a terminal would show only the same."""
+    order = sorted(set(labels.values()))
+    shown = {}
+    for place, label in enumerate(order):
+        others = order[max(place - 1, 0) : place] + order[place + 1 : place + 2]
+        common = max((_common_length(label, other) for other in others), default=0)
+        first, rest = label.find(" ") + 1, label.rfind(" ", 0, common) + 1
+        is_long = first and rest - first >= _COMMON_CHARACTERS_MIN
+        shown[label] = f"{label[:first]}…{label[rest:]}" if is_long else label
+    return {index: shown[label] for index, label in labels.items()}
+
+
+def _common_length(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _one_line(label: str) -> str:

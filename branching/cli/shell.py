@@ -1,4 +1,4 @@
-"""`branching shell`: look around in a branch, change things, leave it as it is."""
+"""`branching shell`: an interactive shell in a branch. The branch stays open when it ends."""
 
 from __future__ import annotations
 

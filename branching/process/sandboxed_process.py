@@ -72,15 +72,15 @@ class SandboxedProcess:
         self._is_told_all = False
 
     def waits_on(self) -> list[int]:
-        """Returns the descriptors that `handle_events` has to do with."""
+        """Returns the descriptors whose events `handle_events` handles."""
         return [] if self._is_told_all else [self._started.fileno()]
 
     def poll_seconds(self) -> float | None:
-        """How often `handle_events` is to be called although nothing happened."""
+        """Returns the polling interval of `handle_events` in seconds, None without polling."""
         return None
 
     def handle_events(self) -> None:
-        """Looks after what is not the end."""
+        """Handles the events of `waits_on` other than the end."""
         self._is_told_all = self._is_told_all or not self._started.read()
         if self._started.is_stopped:
             self._started.is_stopped = False

@@ -93,7 +93,7 @@ def test_no_word_has_two_meanings() -> None:
     ("user", "message", "hint"),
     [
         ("image = ", "is not TOML", "correct that line"),
-        ("imgae = 'x'", 'no setting "imgae"', "do you mean image"),
+        ("imgae = 'x'", 'no setting "imgae"', "did you mean image"),
         ("frobnicate = 1", 'no setting "frobnicate"', "--help"),
         ("image = 7\nnetwork = true", "network is not a string", "network ="),
         ("image = ''", "image is not a string", "image ="),

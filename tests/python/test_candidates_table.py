@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import shlex
+import time
 from typing import Any
 
 import pytest
@@ -53,11 +55,62 @@ def test_more_rows_than_lines_show_those_that_say_most() -> None:
     for index in (0, 1, 2, 5):
         board.on_event(event("finished", index, state="failed"))
     _, *rows, rest = plain(board, lines=10)
-    assert len(rows) + 2 < 10
-    assert [row.split()[0] for row in rows] == ["1", "2", "3", "4", "5", "6", "7"]
-    assert rest.strip() == "and 1 failed, 4 waiting"
+    assert len(rows) + 4 == 10  # with the head, and the two last lines of a live table
+    assert [row.split()[0] for row in rows] == ["2", "3", "4", "5", "6", "7"]
+    assert rest.strip() == "and 2 failed, 4 waiting"
     board.is_over = True
     assert len(plain(board, lines=10)) == 13
+
+
+def test_the_last_line_moves_and_has_the_time_and_the_states() -> None:
+    board = ProgressTable(["make a", "make b"])
+    board.on_event(event("started", 1))
+
+    def last(encoding: str) -> str:
+        file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        console = Console(file=file, width=80, height=24, force_terminal=True, color_system=None)
+        with console.capture() as captured:
+            console.print(board.drawing(console))
+        return captured.get().splitlines()[-2].rstrip()
+
+    shape = r"(.) \d+\.\d+s · 1 waiting, 1 running"
+    found = re.fullmatch(shape, last("utf-8"))
+    assert found, last("utf-8")
+    assert found[1] in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+    deadline = time.monotonic() + 10
+    while re.fullmatch(shape, last("utf-8"))[1] == found[1]:  # type: ignore[index]
+        assert time.monotonic() < deadline
+    assert last("ascii")[0] in "|/-\\"
+    board.is_over = True
+    assert "waiting" in last("utf-8")  # it is a row's: there is no such line any more
+    assert " · " not in last("utf-8")
+
+
+def test_candidates_are_shown_by_what_differs() -> None:
+    """Method: long commands that are equal up to a place that a terminal has no columns for."""
+    labels = [
+        "sed -i 's/return size(text)/return size(text) - 1/' a.py && make test",
+        "sed -i 's/return size(text)/return size(text) + 1/' a.py && make test",
+        "make test",
+        "make test",
+        "make again",
+    ]
+    _, *rows = plain(ProgressTable(labels), 200)
+    assert [row.rpartition("waiting")[0].strip()[3:] for row in rows] == [
+        "sed …- 1/' a.py && make test",
+        "sed …+ 1/' a.py && make test",
+        "make test",
+        "make test",
+        "make again",
+    ]
+
+
+def test_columns_do_not_move_when_a_candidate_ends() -> None:
+    board = ProgressTable(["make a", "make b"])
+    board.on_event(event("started", 0))
+    before = plain(board)[0]
+    board.on_event(event("finished", 0, state="succeeded"))
+    assert plain(board)[0] == before
 
 
 @pytest.mark.parametrize("columns", [20, 40, 59, 60, 80, 200])
@@ -124,7 +177,7 @@ class TestOnARealTerminal:
         words = [word for n in range(12) for word in ("-c", f"echo this is {n}; sleep 600")]
         with Tmux(real.root, branching_argv("speculate", *words), COLUMNS="") as tmux:
             tmux.resize(80, 10)
-            tmux.until_shown("this is 11", "and 5 running")
+            tmux.until_shown("this is 11", "and 6 running")
             tmux.resize(100, 20)
             screen = tmux.until_shown(*(f"this is {n}" for n in range(12)))
             assert "and " not in screen

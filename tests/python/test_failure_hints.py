@@ -11,7 +11,7 @@ from conftest import Mounted
 from support.branchfs import find_program
 from support.command import branching
 
-from branching.cli.hints import READ_ONLY_HINT, RefusedWrites, advice
+from branching.cli.hints import RefusedWrites, advice, read_only_hint
 
 
 def test_a_program_that_is_not_in_the_image_is_named(
@@ -38,15 +38,52 @@ def test_a_program_that_is_not_in_the_image_is_named(
 def test_a_refused_write_outside_of_the_directory_is_explained(real: Mounted, script: str) -> None:
     done = branching(real.root, "run", "--", "sh", "-c", script)
     assert done.code == 1
-    assert done.err.endswith(f"Hint: {READ_ONLY_HINT}\n")
+    assert done.err.endswith(f"Hint: {read_only_hint(None)}\n")
     done = branching(real.root, "run", "--", "sh", "-c", f"({script}); exit 0")
     assert "Hint:" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("output", "cache"),
+    [
+        ("mkdir: cannot create directory '/home/me/.cache/uv/x': Read-only file", "~/.cache/uv"),
+        ("open: /home/me/.cargo/registry/a/b.crate\n\nCaused by:\n  (os error 30)", None),
+        ("npm error code EROFS\nnpm error path /home/me/.npm/_cacache\nnpm error EROFS", "~/.npm"),
+        ("mkdir /home/me/go/pkg/mod: Read-only file", "~/go"),
+        ("/home/me/.ssh/config: Read-only file", None),
+        ("/home/me/.local/share/x: Read-only file", None),
+        ("/home/me2/.npm: Read-only file", None),
+        ("/opt/x: Read-only file", None),
+    ],
+    ids=["uv", "cargo", "npm", "go", "keys", "programs", "another home", "system"],
+)
+def test_the_hint_for_a_refused_write_names_the_cache(
+    output: str, cache: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    refused = RefusedWrites()
+    for line in f"{output} system\n".splitlines(keepends=True):
+        refused.read(line)
+    [hint] = advice(["x"], 1, tmp_path, refused=refused)
+    assert f"writable (--cache {cache or '~/.cargo/registry'})" in hint
+
+
+def test_the_hint_of_a_worktree_names_a_repository_that_branches_do_not_see(
+    tmp_path: Path,
+) -> None:
+    def hint(repository: str) -> str:
+        (tmp_path / ".git").write_text(f"gitdir: {repository}\n")
+        [text] = advice(["git"], 128, tmp_path, refused=RefusedWrites())
+        return text
+
+    assert "git does not find it. Move the repository" in hint("/tmp/project/.git/worktrees/x")
+    assert "git can read it and not write to it" in hint("/home/me/project/.git/worktrees/x")
 
 
 def test_a_race_explains_refused_writes_when_none_succeeds(real: Mounted) -> None:
     refused = "mkdir /opt/x-of-a-tool"
     done = branching(real.root, "speculate", "-c", refused, "-c", "exit 3")
-    assert (done.code, done.err.endswith(f"Hint: {READ_ONLY_HINT}\n")) == (1, True), done.err
+    assert (done.code, done.err.endswith(f"Hint: {read_only_hint(None)}\n")) == (1, True), done.err
     full = "echo 'write: No space left on device'; exit 1"
     done = branching(real.root, "best-of-n", "-n", "2", "--", "sh", "-c", full)
     assert (done.code, "Hint: the disk is full; free space on it" in done.err) == (1, True)

@@ -283,7 +283,9 @@ class Podman:
         done = self.run(*arguments)
         if done.returncode not in allowed:
             raise EngineError(
-                f"podman {arguments[0]} failed.", cause=done.stderr.strip() or None, hint="podman info says more"
+                f"podman {arguments[0]} failed.",
+                cause=done.stderr.strip() or None,
+                hint="podman info shows its configuration",
             )
         return done
 

@@ -195,7 +195,7 @@ def validate(given: Source, where: str) -> Source:
         if name not in NAMES:
             near = difflib.get_close_matches(name, NAMES, 1)
             meant = near[0].replace("_", "-") if near else ""
-            hint = f"do you mean {meant}?" if near else "branching-docker --help lists the settings"
+            hint = f"did you mean {meant}?" if near else "branching-docker --help lists the settings"
             raise SettingsError(f'{where}: there is no setting "{spelled}".', hint=hint)
         if name in LISTS:
             if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
