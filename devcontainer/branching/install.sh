@@ -23,6 +23,7 @@ has_requirements() {
 }
 if ! has_requirements; then
     command -v apt-get >/dev/null || fail "Python 3.10 with venv, or fusermount3, is missing." "install them before this feature"
+    export DEBIAN_FRONTEND=noninteractive
     apt-get update -qq
     apt-get install -y -qq --no-install-recommends fuse3 python3-venv >/dev/null
     has_requirements || fail "$(python3 --version) is too old." "use an image with Python 3.10 or newer"
@@ -30,5 +31,14 @@ fi
 
 python3 -m venv "$prefix/lib/branching"
 "$prefix/lib/branching/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir "$library${extras:+[$extras]}" "$program"
-mkdir -p "$prefix/bin"
+mkdir -p "$prefix/bin" "$prefix/share/branching"
 ln -sf "$prefix/lib/branching/bin/branching" "$prefix/lib/branching/bin/branchfs" "$prefix/bin"
+
+# The entry point of the feature, which a dev container runs when it starts.
+cat >"$prefix/share/branching/start" <<'END'
+#!/bin/sh
+# Lets ordinary users open /dev/fuse, as most systems do. The engine gives it the mode that it has on the host.
+[ "$(id -u)" != 0 ] || [ ! -c /dev/fuse ] || chmod a+rw /dev/fuse
+exec "$@"
+END
+chmod 755 "$prefix/share/branching/start"

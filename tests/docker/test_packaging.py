@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -207,6 +208,12 @@ def test_the_feature_for_dev_containers_installs_both_programs_offline(
     assert done.returncode == 0, done.stderr
     programs = tmp_path / "prefix" / "bin"
     assert run(programs / "branchfs", "--version") == f"branchfs {__version__}\n"
+    entry_point = Path(json.loads((FEATURE / "devcontainer-feature.json").read_text())["entrypoint"])
+    start = tmp_path / "prefix" / entry_point.relative_to("/usr/local")
+    os.mknod(tmp_path / "fuse", mode=stat.S_IFCHR | 0o600, device=os.makedev(10, 229))
+    mounted = 'mount --bind "$1" /dev/fuse && "$2" stat -c %a /dev/fuse'  # not the machine's own device
+    shown = run("unshare", "--mount", "sh", "-c", mounted, "sh", tmp_path / "fuse", start)
+    assert shown == "666\n"
     python = programs.parent / "lib/branching/bin/python"
     assert run(python, "-c", "import branching; print(branching.__version__)", cwd=tmp_path) == f"{__version__}\n"
     needs_extra = subprocess.run([programs / "branching"], capture_output=True, text=True, cwd=tmp_path)
@@ -228,6 +235,6 @@ def test_the_feature_has_the_rights_and_the_extras_that_exist() -> None:
     assert {name.upper() for name in options} == {"EXTRAS"}
     extras = re.findall(r"^(\w[\w-]*) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert set(options["extras"]["default"].split(",")) <= set(extras)
-    line = (ROOT / "README.md").read_text()
+    page = (ROOT / "README.md").read_text() + (ROOT / "docs" / "image.md").read_text().replace("\n", " ")
     rights = [f"--cap-add {name}" for name in described["capAdd"]]
-    assert all(words in line for words in [*rights, *(f"--security-opt {name}" for name in described["securityOpt"])])
+    assert all(words in page for words in [*rights, *(f"--security-opt {name}" for name in described["securityOpt"])])
