@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import sys
+import threading
 
 from branching._exit_codes import EXIT_OURS
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Runs the command line and exits."""
+    gc.set_threshold(50_000)  # modules are no garbage, and looking through them takes time
     _open_standard_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name may be of any bytes, and a terminal know few characters: neither is a failure.
@@ -45,14 +47,18 @@ def main() -> None:
         app = app_for(sys.argv[1:])
     from branching._caller import command_name
 
-    app(prog_name=command_name())
+    try:
+        app(prog_name=command_name())
+    except SystemExit as end:
+        if isinstance(end.code, int) and threading.active_count() == 1:
+            _exit(end.code)
+        raise
 
 
 def _run_short(words: list[str]) -> None:
     """Does a common `branching run`, and exits; returns if Typer has to read the command line."""
     if words[:1] != ["run"]:
         return
-    gc.set_threshold(50_000)  # modules are no garbage, and looking through them takes time
     from branching.cli.error_handling import handle_errors
     from branching.cli.run_command import run_command
     from branching.cli.run_plan import read_short_run
@@ -68,8 +74,9 @@ def _exit(code: int) -> NoReturn:
     """Exits without freeing all memory first, which takes as long as to start the interpreter."""
     atexit._run_exitfuncs()
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # as after a reader that went away
+                stream.flush()
     except OSError:
         sys.exit(code)  # the interpreter's exit code is its own if it fails to write again
     os._exit(code)
