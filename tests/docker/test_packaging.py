@@ -134,6 +134,16 @@ def test_archives_hold_what_a_rebuild_needs_and_nothing_of_this_machine(built: P
     assert any(name.endswith("py.typed") for names in archives.values() for name in names)
 
 
+def _program() -> Path:
+    """The program that is compiled: by scripts/test, or by hand."""
+    return Path(os.environ.get("BRANCHFS", ROOT / "branchfs/target/debug/branchfs"))
+
+
+def _programs_of_tests(place: str, names: list[str]) -> list[str]:
+    """Names what cargo does not need to see that the program is compiled, and what is large."""
+    return [name for name in names if name == "incremental" or (place.endswith("/deps") and "." not in name)]
+
+
 def test_branchfs_is_a_wheel_whose_program_mounts(tmp_path: Path) -> None:
     """As `pip install ./branchfs` makes it. What scripts/test has compiled before is not compiled again.
 
@@ -141,10 +151,12 @@ def test_branchfs_is_a_wheel_whose_program_mounts(tmp_path: Path) -> None:
     run the one in the source tree.
     """
     target = tmp_path / "target"
-    shutil.copytree(ROOT / "branchfs/target/release", target / "release", symlinks=True)
+    built = _program().parent
+    shutil.copytree(built, target / built.name, symlinks=True, ignore=_programs_of_tests)
     beside = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "CARGO_TARGET_DIR": str(target),
+        "MATURIN_PEP517_ARGS": f"--profile {'dev' if built.name == 'debug' else built.name}",
     }
     pip: list[str | Path] = [sys.executable, "-m", "pip"]
     options = ("-q", "--no-index", "--no-deps", "--no-build-isolation")
@@ -191,7 +203,7 @@ def program_wheel(place: Path) -> Path:
     path = place / f"branchfs-{__version__}-py3-none-any.whl"
     facts = f"branchfs-{__version__}.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.write(ROOT / "branchfs/target/release/branchfs", f"branchfs-{__version__}.data/scripts/branchfs")
+        archive.write(_program(), f"branchfs-{__version__}.data/scripts/branchfs")
         archive.writestr(f"{facts}/METADATA", f"Metadata-Version: 2.1\nName: branchfs\nVersion: {__version__}\n")
         archive.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: py3-none-any\n")
         archive.writestr(f"{facts}/RECORD", "")
