@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use common::disk::Disk;
-use common::{Mount, refusal, shell};
+use common::{Mount, refusal, shell, succeed};
 
 /// Big enough to be copied in part.
 const SIZE: usize = 17 << 20;
@@ -483,4 +483,126 @@ fn parts_that_cannot_be_read_are_no_holes() {
         .current_dir(&branch)
         .output();
     assert!(!copied.unwrap().status.success(), "cp must fail, not copy zeros");
+}
+
+/// What a sibling does to the big file of the base, and how it comes back.
+const TAKEN_AWAY: [&str; 5] =
+    ["rm big", "mv big e", "mkdir d; mv big d/big", "printf x >>big", "rm big; mkdir big"];
+
+/// A branch with an own block in `big`, and what the file must show.
+fn late(mount: &Mount, path: &str) -> Vec<u8> {
+    let branch = mount.create("late");
+    write_at(&branch.join("big"), b"mine", 1_000_000);
+    if path != "big" {
+        fs::rename(branch.join("big"), branch.join(path)).unwrap();
+    }
+    let mut wanted = pattern();
+    wanted[1_000_000..1_000_004].copy_from_slice(b"mine");
+    wanted
+}
+
+fn assert_rebased(mount: &Mount, path: &str, wanted: &[u8], when: &str) {
+    for options in [&[][..], &["--force"]] {
+        let done = mount.run(&[&["rebase"], options, &["late"]].concat(), &[]);
+        if options.is_empty() {
+            assert!(refusal(&done).contains("--force"), "{when}");
+        } else {
+            succeed(&done);
+        }
+    }
+    assert_content(&mount.branch("late").join(path), wanted, &format!("{when}: rebased"));
+    mount.unmount();
+    mount.mount();
+    assert_content(&mount.branch("late").join(path), wanted, &format!("{when}: remounted"));
+    mount.commit("late");
+    assert_content(&mount.base().join(path), wanted, &format!("{when}: committed"));
+}
+
+#[test]
+fn a_rebased_branch_keeps_the_content_that_others_took_out_of_its_parent() {
+    for policy in ["first-winner", "snapshot"] {
+        for (taken_away, path) in TAKEN_AWAY.iter().flat_map(|one| [(one, "big"), (one, "other")]) {
+            let when = format!("{policy} | {taken_away} | {path}");
+            let mount = mount();
+            let wanted = late(&mount, path);
+            shell(&mount.create("winner"), taken_away);
+            succeed(&mount.run(&["commit", "--policy", policy, "winner"], &[]));
+            mount.unmount();
+            mount.mount();
+            // The file goes on to other places.
+            let second = "test ! -f e || mv e f; test ! -f d/big || rm -r d; echo 2 >second";
+            shell(&mount.create("second"), second);
+            succeed(&mount.run(&["commit", "--policy", policy, "second"], &[]));
+            assert_rebased(&mount, path, &wanted, &when);
+        }
+    }
+}
+
+#[test]
+fn a_stale_branch_keeps_its_content_when_the_history_drops_the_commit_that_has_it() {
+    for drop in ["prune", "limit", "undone"] {
+        let options: &[&str] = if drop == "limit" { &["--history", "1"] } else { &[] };
+        let mount = Mount::with(options, |base| fs::write(base.join("big"), pattern()).unwrap());
+        let first = |name: &str, work: &str| {
+            shell(&mount.create(name), work);
+            mount.commit(name);
+        };
+        let mut wanted = pattern();
+        if drop == "undone" {
+            // The undo takes away what the branch has seen.
+            first("first", "printf first | dd of=big conv=notrunc bs=1 seek=5 status=none");
+            wanted[5..10].copy_from_slice(b"first");
+        }
+        late(&mount, "big");
+        wanted[1_000_000..1_000_004].copy_from_slice(b"mine");
+        match drop {
+            "prune" => {
+                first("winner", "rm big");
+                succeed(&mount.run(&["prune", "--keep", "0"], &[]));
+            }
+            "limit" => {
+                first("winner", "rm big");
+                first("next", "echo 2 >second");
+            }
+            _ => {
+                succeed(&mount.run(&["undo", "--force"], &[]));
+                first("next", "echo 2 >second");
+            }
+        }
+        let history = mount.ask("history")["entries"].clone();
+        assert!(!history.to_string().contains("winner"), "{drop}: {history}");
+        assert!(!history.to_string().contains("first"), "{drop}: {history}");
+        assert_rebased(&mount, "big", &wanted, drop);
+    }
+}
+
+#[test]
+fn a_rebase_is_refused_when_the_content_of_a_file_is_gone() {
+    let mount = mount();
+    late(&mount, "big");
+    fs::write(mount.branch("late").join("small"), "kept").unwrap();
+    shell(&mount.create("winner"), "echo 1 >first");
+    mount.commit("winner");
+    let aside = mount.directory.path().join("aside");
+    fs::rename(mount.base().join("big"), &aside).unwrap();
+    let said = refusal(&mount.run(&["rebase", "--force", "late"], &[]));
+    assert!(said.contains("only parts"), "{said}");
+    assert!(said.lines().any(|line| line.trim() == "big"), "{said}");
+    assert_eq!(mount.ask("list")["branches"][0]["state"], "stale");
+    // Two ways out: the original comes back, or the branch goes on without the file.
+    let back = || fs::rename(&aside, mount.base().join("big")).unwrap();
+    back();
+    let mut wanted = pattern();
+    wanted[1_000_000..1_000_004].copy_from_slice(b"mine");
+    succeed(&mount.run(&["rebase", "--force", "late"], &[])); // it has another ctime
+    assert_content(&mount.branch("late").join("big"), &wanted, "put back");
+    shell(&mount.create("next"), "echo 2 >second");
+    mount.commit("next");
+    fs::remove_file(mount.base().join("big")).unwrap();
+    let said = refusal(&mount.run(&["commit", "--rebase", "--skip", "late"], &[]));
+    assert!(said.contains("big"), "{said}");
+    assert!(!mount.base().join("small").exists());
+    fs::remove_file(mount.branch("late").join("big")).unwrap();
+    mount.commit("late");
+    assert_eq!(fs::read_to_string(mount.base().join("small")).unwrap(), "kept");
 }

@@ -590,6 +590,31 @@ fn a_daemon_that_is_killed_while_a_commit_waits_leaves_a_usable_branch() {
     assert_eq!(fs::read_to_string(mount.base().join("file")).unwrap(), "after");
 }
 
+/// Any program that is started in a mount namespace of its own has copies of all mounts. The mount waits for it, but not
+/// for ever.
+#[test]
+fn processes_that_have_copies_of_the_mounts_of_a_killed_daemon_are_named() {
+    let mount = Mount::new();
+    let branch = mount.create("branch");
+    fs::write(branch.join("file"), "kept").unwrap();
+    let mut words = vec!["-m", "--propagation", "private", "sh", "-c"];
+    words.push("echo; read line");
+    let mut copies = Command::new("unshare");
+    copies.args(words).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut copies = copies.spawn().unwrap();
+    copies.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    mount.kill();
+    let words = mount.mount_words(&[]);
+    let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+    let refused = refusal(&mount.run(&words, &[]));
+    assert!(refused.contains("branch branch is still in use"), "{refused}");
+    assert!(refused.contains(&format!("{} (sh)", copies.id())), "{refused}");
+    drop(copies.stdin.take());
+    copies.wait().unwrap();
+    mount.mount();
+    assert_eq!(fs::read_to_string(branch.join("file")).unwrap(), "kept");
+}
+
 /// Only the mapping keeps the file open: no process has a descriptor of it.
 #[test]
 fn a_file_that_is_only_mapped_for_writing_stands_against_a_commit_and_is_named() {

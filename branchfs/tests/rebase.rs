@@ -319,6 +319,26 @@ fn a_file_of_which_only_attributes_or_the_name_changed_keeps_its_content_when_ot
     }
 }
 
+/// With the overlay driver the branch has no content of its own for such a file.
+#[test]
+fn a_stale_branch_keeps_content_that_it_did_not_change_when_the_history_drops_it() {
+    for is_remounted in [false, true] {
+        let mount = stale("rm f", "chmod 600 f; mv d/g moved/g");
+        if is_remounted {
+            mount.unmount();
+            mount.mount();
+        }
+        succeed(&mount.run(&["prune", "--keep", "0"], &[]));
+        succeed(&rebase(&mount, &["--force"]));
+        let content = |path: &str| fs::read_to_string(mount.branch("late").join(path)).unwrap();
+        assert_eq!((content("f").as_str(), content("moved/g").as_str()), ("old\n", "old\n"));
+        mount.commit("late");
+        shell(&mount.base(), "test \"$(cat f moved/g)\" = $'old\nold'; test ! -e d/g");
+        mount.unmount();
+        mount.assert_clean_store("after the commit");
+    }
+}
+
 /// A reader keeps the directory known to the kernel, and so to the daemon. The hard link has a name that the branch never
 /// looked up, for which the whole tree is listed.
 #[test]

@@ -125,8 +125,12 @@ impl Overlay {
     fn make(&self, branch: BranchId, name: &str) -> Result<KernelMount, Error> {
         mount_over(&self.base, &self.layer(branch)).map_err(|error| match error {
             Error::Io { source, .. } if source.raw_os_error() == Some(libc::EBUSY) => {
+                let users = mount_table::users_of_upper(&self.layer(branch).join("upper"));
+                let users = users.iter().map(|(pid, name)| format!(" {pid} ({name})"));
+                let users = users.collect::<Vec<_>>().join(",");
                 Error::Unsupported(format!(
-                    "branch {name} is still in use by processes of an earlier mount: end them, then mount again"
+                    "branch {name} is still in use by processes of an earlier mount: end them, then mount again{}{users}",
+                    if users.is_empty() { "" } else { "; in other mount namespaces:" }
                 ))
             }
             error => error,

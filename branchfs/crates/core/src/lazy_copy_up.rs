@@ -33,7 +33,7 @@ mod record;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps};
 use rustix::io::Errno;
@@ -60,8 +60,8 @@ const BUFFER_BYTES: usize = 1 << 20;
 pub struct PartialCopy {
     /// Open for reading and writing.
     file: OwnedFd,
-    /// `None` if it cannot be found any more.
-    original: Option<LowerFile>,
+    /// Not set if it cannot be found.
+    original: OnceLock<LowerFile>,
     namespace: Namespace,
     state: RwLock<State>,
 }
@@ -122,6 +122,7 @@ impl PartialCopy {
         let limit = record.limit.min(size_of(&file)?);
         let blocks = Blocks::load(map, &file, limit, record.has_map)?;
         let state = RwLock::new(State { limit, blocks, hidden_bytes: None });
+        let original = original.map_or_else(OnceLock::new, OnceLock::from);
         let copy = Self { file, original, namespace, state };
         if limit < record.limit {
             // It was cut by a daemon that ended before it wrote that down; growing must bring zeros.
@@ -141,7 +142,24 @@ impl PartialCopy {
     }
 
     fn original(&self) -> Result<&LowerFile> {
-        self.original.as_ref().ok_or(Errno::IO)
+        self.original.get().ok_or(Errno::IO)
+    }
+
+    /// Whether the lower file was found.
+    pub(crate) fn has_original(&self) -> bool {
+        self.original.get().is_some()
+    }
+
+    /// Lets the copy read from a lower file that lies where its layers do not have it. `false` if `file` is another one.
+    pub(crate) fn read_from(&self, file: OwnedFd) -> Result<bool> {
+        let Some(record) = self.record()? else { return Ok(false) };
+        let found = LowerFile::new(file, record.fingerprint, None)?;
+        Ok(found.is_some_and(|found| self.original.set(found).is_ok()))
+    }
+
+    /// Its record; `None` if it is complete.
+    pub(crate) fn record(&self) -> Result<Option<Record>> {
+        Record::read(self.file.as_fd(), self.namespace)
     }
 
     /// Whether no block is left to copy from the original. Then the file can be used directly, except by calls that
@@ -215,7 +233,7 @@ impl PartialCopy {
     /// Marks the blocks of `start..end`, which are completely written, as the copy's own.
     fn take(&self, state: &mut State, start: u64, end: u64) -> Result<()> {
         let new = state.missing(start, end);
-        if let (Some(hidden), Some(original)) = (state.hidden_bytes, &self.original) {
+        if let (Some(hidden), Some(original)) = (state.hidden_bytes, self.original.get()) {
             let bytes = new.iter().map(|(start, end)| original.data_bytes(*start, *end));
             state.hidden_bytes = bytes.sum::<Result<u64>>().ok().map(|bytes| hidden + bytes);
         }
@@ -347,7 +365,7 @@ impl PartialCopy {
         let mut at = offset;
         while at < size {
             let run = state.run(at, size);
-            let data = match &self.original {
+            let data = match self.original.get() {
                 _ if run.is_own => data_at(&self.file, at)?,
                 Some(original) => original.data_at(at)?,
                 None => Some(at), // reading it fails; a hole would be taken for zeros
@@ -370,7 +388,7 @@ impl PartialCopy {
         let mut at = offset;
         while at < size {
             let run = state.run(at, size);
-            let hole = match &self.original {
+            let hole = match self.original.get() {
                 _ if run.is_own => hole_at(&self.file, at)?,
                 Some(original) => original.hole_at(at)?,
                 None => run.end,
@@ -389,7 +407,7 @@ impl PartialCopy {
         let mut state = self.writing();
         let stat = rustix::fs::fstat(&self.file)?;
         let own = u64::try_from(stat.st_blocks).unwrap_or(0);
-        let Some(original) = &self.original else {
+        let Some(original) = self.original.get() else {
             // Without blocks it would be taken for a hole; reading it fails.
             return Ok(own.max(size_of(&self.file)?.div_ceil(STAT_BLOCK_BYTES)));
         };

@@ -134,6 +134,17 @@ pub(crate) fn users_of_base(base: &Path) -> Vec<(u32, String)> {
     users_of(|entry| is_over(entry, base))
 }
 
+/// The same of overlayfs mounts with the upper directory `upper`.
+pub fn users_of_upper(upper: &Path) -> Vec<(u32, String)> {
+    let is_upper = |option: &[u8]| {
+        option.strip_prefix(b"upperdir=").is_some_and(|path| unescape(path) == upper)
+    };
+    users_of(|entry| {
+        entry.source == Path::new(SOURCE)
+            && entry.options.as_bytes().split(|byte| *byte == b',').any(is_upper)
+    })
+}
+
 /// The mountpoint of the base `base` in the mount namespace of a process. `Err` if its table cannot be read.
 pub(crate) fn mount_of(process: u32, base: &Path) -> std::io::Result<Option<PathBuf>> {
     let entries = read_from(Path::new(&format!("/proc/{process}/mountinfo")))?;

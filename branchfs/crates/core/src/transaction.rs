@@ -35,6 +35,7 @@ pub(crate) use journal::{
 };
 pub(crate) use journal_recovery::{recover, unfinished};
 pub(crate) use own_changes::{OwnCtimeChanges, PendingUnlink};
+pub(crate) use path_map::PathMap;
 pub(crate) use plan::{Item, Plan, Request, Rest, What, plan};
 pub(crate) use snapshot_layer::build_snapshot_layer;
 pub(crate) use step::{Location, Metadata, TransactionRoots, set_metadata, times_of};

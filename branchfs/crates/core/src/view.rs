@@ -41,6 +41,7 @@ pub use modify::{New, Owner};
 pub use nodes::Nodes;
 pub use open::OpenedFile;
 pub use partial_files::Brought;
+pub(crate) use partial_files::PendingCopyUp;
 pub use tree::MergedTree;
 pub(crate) use tree::{LayerReplacement, Outdated, attributes};
 

@@ -36,6 +36,7 @@ mod fault_tests;
 mod history;
 mod import;
 mod inspection;
+mod lower_files;
 mod partial_commit;
 mod probe;
 mod rebase;

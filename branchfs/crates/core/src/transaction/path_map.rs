@@ -3,16 +3,26 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::journal::LoggedTransaction;
 use super::step::{Location, Step};
 
 /// The moves planned so far: present locations by later ones.
 #[derive(Debug, Default)]
-pub(super) struct PathMap {
+pub(crate) struct PathMap {
     /// Later location of a moved tree -> its present location; `None` if nothing will be there.
     at: BTreeMap<Location, Option<Location>>,
 }
 
 impl PathMap {
+    /// The moves that would reverse these transactions, the newest first.
+    pub(crate) fn reversing<'a>(transactions: impl Iterator<Item = &'a LoggedTransaction>) -> Self {
+        let mut moves = Self::default();
+        transactions
+            .flat_map(|transaction| transaction.steps.iter().rev())
+            .for_each(|step| moves.add_reversed(step));
+        moves
+    }
+
     pub(super) fn add(&mut self, step: &Step) {
         match step {
             Step::Rename { from, to, .. } => {
@@ -102,7 +112,7 @@ impl PathMap {
     }
 
     /// The present location of the object that will be at `place`.
-    pub(super) fn origin(&self, place: &Location) -> Option<Location> {
+    pub(crate) fn origin(&self, place: &Location) -> Option<Location> {
         for root in place.path().ancestors() {
             let key = match place {
                 Location::Base(_) => Location::Base(root.to_path_buf()),

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{RenameFlags, Statx, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{OFlags, RenameFlags, Statx, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -194,6 +195,15 @@ impl TransactionRoots {
 
     pub(super) fn set_store_times(&self, path: &Path, times: &Timestamps) -> Result<(), Error> {
         self.store.set_times(path, times).at(path)
+    }
+
+    /// Opens a file for reading; `None` if nothing is there that can be opened.
+    pub(crate) fn open(&self, place: &Location) -> Result<Option<OwnedFd>, Error> {
+        match self.tree(place).open(place.path(), OFlags::RDONLY | OFlags::NONBLOCK) {
+            Ok(file) => Ok(Some(file)),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NXIO) => Ok(None),
+            Err(error) => Err(error).at(place.path()),
+        }
     }
 
     pub(crate) fn remove_file(&self, place: &Location) -> Result<(), Error> {

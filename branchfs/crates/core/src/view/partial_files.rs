@@ -149,6 +149,31 @@ impl LayerStack {
         Ok(found)
     }
 
+    /// The partial copies in the first `own` layers that have missing blocks, and whose lower file `other`, a stack with the
+    /// same own layers, does not have.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn partial_copies_cut_off_in(
+        &self,
+        other: &LayerStack,
+        own: usize,
+    ) -> std::result::Result<Vec<PendingCopyUp>, Error> {
+        let mut found = Vec::new();
+        for layer in &self[..own] {
+            if layer.partial_copies().is_some_and(|parts| !parts.is_empty()) {
+                self.find_partial_copies(layer, &mut found)?;
+            }
+        }
+        let mut cut_off = Vec::new();
+        for pending in found {
+            if pending.is_cut_off_in(other).at(pending.path())? {
+                cut_off.push(pending);
+            }
+        }
+        Ok(cut_off)
+    }
+
     fn find_partial_copies(
         &self,
         layer: &Arc<Layer>,
@@ -206,6 +231,41 @@ pub(crate) struct PendingCopyUp {
     ino: u64,
     /// `None` if the copy is complete but its marker file is left.
     copy: Option<Arc<PartialCopy>>,
+}
+
+impl PendingCopyUp {
+    /// Its path in its layer.
+    pub(crate) fn path(&self) -> &Path {
+        &self.at.path
+    }
+
+    fn is_cut_off_in(&self, stack: &LayerStack) -> Result<bool> {
+        let Some(copy) = self.copy.as_ref().filter(|copy| !copy.is_complete()) else {
+            return Ok(false);
+        };
+        match copy.record()? {
+            Some(record) => Ok(stack.original(&self.at.layer, &record)?.is_none()),
+            None => Ok(false),
+        }
+    }
+
+    /// Whether its lower file is known, or is the one that `find` opens for its path in the base.
+    ///
+    /// # Errors
+    /// `Io`, and the errors of `find`.
+    pub(crate) fn find_original(
+        &self,
+        find: impl FnOnce(&Path) -> std::result::Result<Option<OwnedFd>, Error>,
+    ) -> std::result::Result<bool, Error> {
+        let Some(copy) = self.copy.as_ref().filter(|copy| !copy.has_original()) else {
+            return Ok(true);
+        };
+        let Some(record) = copy.record().at(self.path())? else { return Ok(true) };
+        match find(&record.path)? {
+            Some(file) => copy.read_from(file).at(self.path()),
+            None => Ok(false),
+        }
+    }
 }
 
 /// Completed partial copies. When dropped before `finish`, the added blocks are removed again.

@@ -257,6 +257,9 @@ impl<'w> Commit<'w> {
         if plan.changes_nothing() {
             return self.commit_nothing().map(Outcome::Done);
         }
+        if workspace.engine.drops_history(&plan)? {
+            workspace.complete_stale_branches()?;
+        }
         brought.finish()?;
         let rest = make_rest(workspace, branch, &plan.rest)?;
         let rest_id = rest.as_ref().map(|rest| rest.layer.id.0);

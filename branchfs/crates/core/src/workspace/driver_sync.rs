@@ -139,13 +139,21 @@ impl Workspace {
 /// Converts a branch that overlayfs wrote, so that the FUSE view presents it. A branch that the driver has frozen must be
 /// normalised whole.
 pub(super) fn hand_over_to_fuse(workspace: &Workspace, branch: &Branch) -> Result<(), Error> {
+    convert_for_fuse(workspace, branch, &workspace.engine.traces_since(branch)?)
+}
+
+/// The same. An object of the base whose ctime is in `own_changes` counts as unchanged since the fork.
+pub(super) fn convert_for_fuse(
+    workspace: &Workspace,
+    branch: &Branch,
+    own_changes: &OwnCtimeChanges,
+) -> Result<(), Error> {
     let record = &branch.record;
     let driver = workspace.driver.current();
     // Normalised through its own mount. Another mount would be refused while a process still has files of this one open.
     let is_normalised = driver.frozen().contains(&record.id);
     driver.detach(record.id);
-    let own_changes = workspace.engine.traces_since(branch)?;
-    let is_as_forked = |found: &Fingerprint| is_as_forked(found, record.created, &own_changes);
+    let is_as_forked = |found: &Fingerprint| is_as_forked(found, record.created, own_changes);
     for layer in &branch.stack {
         let directory = workspace.store.layer_path(layer.id.0);
         if record.layers.contains(&layer.id.0)

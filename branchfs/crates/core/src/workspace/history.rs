@@ -184,6 +184,9 @@ impl Workspace {
         let disk = self.engine.disk()?;
         let mut old = transaction::outline(&disk)?;
         let kept = old.split_off(old.len().saturating_sub(keep));
+        if !old.is_empty() {
+            self.complete_stale_branches()?;
+        }
         self.engine.drop_from_history(&old, &kept, self.table.oldest_fork())?;
         self.store.empty_trash();
         tracing::info!("{} commits were removed from the history", old.len());

@@ -71,7 +71,12 @@ impl Workspace {
             if !obstacles.conflicts.is_empty() && resolution == Resolution::Refuse {
                 return Err(conflict(&branch.record.name, obstacles.conflicts));
             }
+            let cut_off = self.find_cut_off(branch, next_stack(self, branch, parent.as_ref()))?;
+            if !cut_off.lost.is_empty() && resolution != Resolution::Leave {
+                return Err(lost_content(&branch.record.name, cut_off.lost));
+            }
             if !dry_run {
+                cut_off.complete(self)?;
                 obstacles.merge_attributes(branch)?;
                 obstacles.open_shared(self, branch)?;
                 let is_left = resolution == Resolution::Leave;
@@ -156,18 +161,7 @@ fn theirs_of_main(
     if !record.is_stale {
         return Ok((theirs, attributes));
     }
-    for past in transaction::history(&workspace.engine.disk()?)? {
-        let is_later =
-            |one: &LoggedTransaction, begun: i64| one.header.decided.max(begun) > record.created;
-        // A part of this branch.
-        let is_own = past.commit.header.kind == transaction::Kind::Commit { branch: record.id };
-        let is_later_commit = is_later(&past.commit, past.done.0);
-        let theirs_of_it = match &past.undone {
-            None => Some(&past.commit).filter(|_| is_later_commit && !is_own),
-            // The branch saw the commit, or neither.
-            Some((undo, when)) => Some(undo).filter(|_| is_later(undo, when.0) && !is_later_commit),
-        };
-        let Some(later) = theirs_of_it else { continue };
+    for later in transactions_since_fork(&workspace.engine.disk()?, branch)? {
         theirs.add(&later.changes);
         for step in &later.steps {
             if let Some((path, old)) = step.attributes_before() {
@@ -176,6 +170,32 @@ fn theirs_of_main(
         }
     }
     Ok((theirs, attributes))
+}
+
+/// The transactions of others on main since a branch was forked, oldest first, as far as the history has them. Of a
+/// commit and its undo, the branch concerns neither if it saw neither.
+pub(super) fn transactions_since_fork(
+    disk: &TransactionRoots,
+    branch: &Branch,
+) -> Result<Vec<LoggedTransaction>, Error> {
+    let record = &branch.record;
+    let mut transactions = Vec::new();
+    for past in transaction::history(disk)? {
+        let is_later =
+            |one: &LoggedTransaction, begun: i64| one.header.decided.max(begun) > record.created;
+        // A part of this branch.
+        let is_own = past.commit.header.kind == transaction::Kind::Commit { branch: record.id };
+        let is_later_commit = is_later(&past.commit, past.done.0);
+        transactions.extend(match past.undone {
+            None => Some(past.commit).filter(|_| is_later_commit && !is_own),
+            // The branch saw the commit, or neither.
+            Some((undo, when)) => {
+                let is_later_undo = is_later(&undo, when.0);
+                Some(undo).filter(|_| is_later_undo && !is_later_commit)
+            }
+        });
+    }
+    Ok(transactions)
 }
 
 /// Puts a branch on top of its parent's present state, and presents it. The conflicts in `left` stay conflicts.
@@ -190,6 +210,14 @@ fn move_onto(
     let parent_freeze =
         is_stale.then(|| workspace.table.freeze_for_fork(parent_slot)).transpose()?;
     replace_fork(workspace, branch, parent, left, parent_freeze)
+}
+
+/// The layer stack of a branch on top of its parent's present state.
+fn next_stack(workspace: &Workspace, branch: &Branch, parent: Option<&Branch>) -> Vec<Arc<Layer>> {
+    let own = branch.stack.iter().take(branch.record.layers.len());
+    let below =
+        parent.map_or(vec![Arc::clone(&workspace.store.base)], |parent| parent.stack.clone());
+    own.cloned().chain(below).collect()
 }
 
 fn replace_fork(
@@ -207,9 +235,7 @@ fn replace_fork(
         ChangeSet::of(branch)?.merge_attributes(&ChangeSet::since_fork(parent, branch)?)?;
     }
     let own = &branch.stack[..branch.record.layers.len()];
-    let below =
-        parent.map_or(vec![Arc::clone(&workspace.store.base)], |parent| parent.stack.clone());
-    let stack: Vec<Arc<Layer>> = own.iter().cloned().chain(below).collect();
+    let stack = next_stack(workspace, branch, parent);
     let mut record = branch.record.clone();
     record.is_stale = false;
     record.created = now();
@@ -319,5 +345,15 @@ fn conflict(name: &str, paths: BTreeSet<PathBuf>) -> Error {
         ),
         paths: paths.into_iter().collect(),
         hint: "the branch is unchanged: rebase with --force to keep its version of these paths, or abort it",
+    }
+}
+
+fn lost_content(name: &str, paths: BTreeSet<PathBuf>) -> Error {
+    Error::Conflict {
+        message: format!(
+            "branch {name} cannot be rebased: it has only parts of these files, and the rest was removed from the base and from the history"
+        ),
+        paths: paths.into_iter().collect(),
+        hint: "the branch is unchanged: put the original files back, or abort it; commit --rebase --skip rebases it without that content, and you can then delete these files in it",
     }
 }

@@ -173,6 +173,13 @@ impl TransactionEngine {
         Ok(forgotten(kept.iter().take(self.count_over_limits(&sizes))))
     }
 
+    /// Whether a commit by this plan drops commits from the history: undone ones, or those over the limits.
+    pub(super) fn drops_history(&self, plan: &Plan) -> Result<bool, Error> {
+        let is_undone = |past: &EntryHeader| past.undone.is_some();
+        Ok(transaction::outline(&self.disk()?)?.iter().any(is_undone)
+            || !self.forgotten_by(plan)?.is_empty())
+    }
+
     /// How many of the oldest commits are over the limits of the history, given the bytes that each keeps on disk, oldest
     /// first. The newest is within them whatever its size, unless no history is wanted.
     fn count_over_limits(&self, sizes: &[u64]) -> usize {
@@ -228,11 +235,18 @@ impl TransactionEngine {
     /// The own changes of ctimes, for the rebase of a branch. For a stale branch only those of transactions that are
     /// still in the history: the paths that dropped transactions changed are unknown, and only ctimes are left.
     pub(super) fn traces_since(&self, branch: &Branch) -> Result<OwnCtimeChanges, Error> {
-        let mut own_changes = self.store.ctime_log.noted()?;
-        if branch.record.is_stale {
-            own_changes.drop_transactions();
-        }
+        let own_changes = match branch.record.is_stale {
+            true => self.deleted_links()?,
+            false => self.store.ctime_log.noted()?,
+        };
         with_history(&self.disk()?, own_changes)
+    }
+
+    /// The own changes of ctimes without those of transactions.
+    pub(super) fn deleted_links(&self) -> Result<OwnCtimeChanges, Error> {
+        let mut own_changes = self.store.ctime_log.noted()?;
+        own_changes.drop_transactions();
+        Ok(own_changes)
     }
 
     /// Waits for a running transaction, and completes the last one if its last part failed. No other transaction starts
