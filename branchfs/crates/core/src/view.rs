@@ -41,7 +41,7 @@ pub use modify::{New, Owner};
 pub use nodes::Nodes;
 pub use open::OpenedFile;
 pub use partial_files::Brought;
-pub(crate) use partial_files::PendingCopyUp;
+pub(crate) use partial_files::{PendingCopyUp, partial_copies_cut_off};
 pub use tree::MergedTree;
 pub(crate) use tree::{LayerReplacement, Outdated, attributes};
 

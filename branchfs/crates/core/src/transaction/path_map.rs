@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::journal::LoggedTransaction;
 use super::step::{Location, Step};
 
 /// The moves planned so far: present locations by later ones.
@@ -14,12 +13,10 @@ pub(crate) struct PathMap {
 }
 
 impl PathMap {
-    /// The moves that would reverse these transactions, the newest first.
-    pub(crate) fn reversing<'a>(transactions: impl Iterator<Item = &'a LoggedTransaction>) -> Self {
+    /// The moves that would reverse these steps, the last one first.
+    pub(crate) fn reversing<'a>(steps: impl Iterator<Item = &'a Step>) -> Self {
         let mut moves = Self::default();
-        transactions
-            .flat_map(|transaction| transaction.steps.iter().rev())
-            .for_each(|step| moves.add_reversed(step));
+        steps.for_each(|step| moves.add_reversed(step));
         moves
     }
 

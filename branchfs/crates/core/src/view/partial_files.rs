@@ -149,31 +149,6 @@ impl LayerStack {
         Ok(found)
     }
 
-    /// The partial copies in the first `own` layers that have missing blocks, and whose lower file `other`, a stack with the
-    /// same own layers, does not have.
-    ///
-    /// # Errors
-    /// `Io`.
-    pub(crate) fn partial_copies_cut_off_in(
-        &self,
-        other: &LayerStack,
-        own: usize,
-    ) -> std::result::Result<Vec<PendingCopyUp>, Error> {
-        let mut found = Vec::new();
-        for layer in &self[..own] {
-            if layer.partial_copies().is_some_and(|parts| !parts.is_empty()) {
-                self.find_partial_copies(layer, &mut found)?;
-            }
-        }
-        let mut cut_off = Vec::new();
-        for pending in found {
-            if pending.is_cut_off_in(other).at(pending.path())? {
-                cut_off.push(pending);
-            }
-        }
-        Ok(cut_off)
-    }
-
     fn find_partial_copies(
         &self,
         layer: &Arc<Layer>,
@@ -266,6 +241,32 @@ impl PendingCopyUp {
             None => Ok(false),
         }
     }
+}
+
+/// The partial copies in the first `own` layers of a stack that have missing blocks, and whose lower file `next`, a stack with
+/// the same own layers, does not have.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn partial_copies_cut_off(
+    present: Vec<Arc<Layer>>,
+    next: Vec<Arc<Layer>>,
+    own: usize,
+) -> std::result::Result<Vec<PendingCopyUp>, Error> {
+    let (present, next) = (LayerStack::new(present), LayerStack::new(next));
+    let mut found = Vec::new();
+    for layer in &present[..own] {
+        if layer.partial_copies().is_some_and(|parts| !parts.is_empty()) {
+            present.find_partial_copies(layer, &mut found)?;
+        }
+    }
+    let mut cut_off = Vec::new();
+    for pending in found {
+        if pending.is_cut_off_in(&next).at(pending.path())? {
+            cut_off.push(pending);
+        }
+    }
+    Ok(cut_off)
 }
 
 /// Completed partial copies. When dropped before `finish`, the added blocks are removed again.

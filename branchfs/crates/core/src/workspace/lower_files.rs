@@ -11,14 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::driver_sync::convert_for_fuse;
-use super::rebase::transactions_since_fork;
 use super::{Branch, BranchRef, Workspace};
 use crate::error::Error;
 use crate::layer::Layer;
-use crate::layer_stack::LayerStack;
 use crate::overlayfs_upper::NormaliseFor;
-use crate::transaction::{Location, PathMap};
-use crate::view::{Brought, PendingCopyUp};
+use crate::transaction::{self, Location, LoggedTransaction, PathMap, TransactionRoots};
+use crate::view::{Brought, PendingCopyUp, partial_copies_cut_off};
 
 /// The partial copies of a branch that its next layer stack would cut off from their lower files.
 pub(super) struct CutOff {
@@ -36,15 +34,15 @@ impl Workspace {
         next: Vec<Arc<Layer>>,
     ) -> Result<CutOff, Error> {
         let own = branch.record.layers.len();
-        let present = LayerStack::new(branch.stack.clone());
-        let copies = present.partial_copies_cut_off_in(&LayerStack::new(next), own)?;
+        let copies = partial_copies_cut_off(branch.stack.clone(), next, own)?;
         let mut cut_off = CutOff { found: Vec::new(), lost: BTreeSet::new() };
         if copies.is_empty() {
             return Ok(cut_off);
         }
         let disk = self.engine.disk()?;
         let transactions = transactions_since_fork(&disk, branch)?;
-        let moves = PathMap::reversing(transactions.iter().rev());
+        let steps = transactions.iter().rev().flat_map(|later| later.steps.iter().rev());
+        let moves = PathMap::reversing(steps);
         let find = |path: &Path| match moves.origin(&Location::Base(path.to_path_buf())) {
             Some(place) => disk.open(&place),
             None => Ok(None),
@@ -101,4 +99,30 @@ impl CutOff {
         Brought::bring(self.found)?.finish()?;
         workspace.store.sync_store()
     }
+}
+
+/// The transactions of others on main since a branch was forked, oldest first, as far as the history has them. Of a
+/// commit and its undo, the branch concerns neither if it saw neither.
+pub(super) fn transactions_since_fork(
+    disk: &TransactionRoots,
+    branch: &Branch,
+) -> Result<Vec<LoggedTransaction>, Error> {
+    let record = &branch.record;
+    let mut transactions = Vec::new();
+    for past in transaction::history(disk)? {
+        let is_later =
+            |one: &LoggedTransaction, begun: i64| one.header.decided.max(begun) > record.created;
+        // A part of this branch.
+        let is_own = past.commit.header.kind == transaction::Kind::Commit { branch: record.id };
+        let is_later_commit = is_later(&past.commit, past.done.0);
+        transactions.extend(match past.undone {
+            None => Some(past.commit).filter(|_| is_later_commit && !is_own),
+            // The branch saw the commit, or neither.
+            Some((undo, when)) => {
+                let is_later_undo = is_later(&undo, when.0);
+                Some(undo).filter(|_| is_later_undo && !is_later_commit)
+            }
+        });
+    }
+    Ok(transactions)
 }

@@ -19,12 +19,13 @@ use super::change_set::ChangeSet;
 use super::commit_checks::plan_against;
 use super::conflicts::CommittedChanges;
 use super::driver_sync::hand_over_to_fuse;
+use super::lower_files::transactions_since_fork;
 use super::{Branch, BranchRef, MAIN_BRANCH, Policy, Workspace, now};
 use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::mount::{FreezeGuard, MAIN};
 use crate::overlayfs_upper::NormaliseFor;
-use crate::transaction::{self, LoggedTransaction, Metadata, TransactionRoots};
+use crate::transaction::{self, Metadata, TransactionRoots};
 use crate::write_set::{Fingerprint, Precondition};
 
 /// How to handle paths that both the branch and others changed.
@@ -170,32 +171,6 @@ fn theirs_of_main(
         }
     }
     Ok((theirs, attributes))
-}
-
-/// The transactions of others on main since a branch was forked, oldest first, as far as the history has them. Of a
-/// commit and its undo, the branch concerns neither if it saw neither.
-pub(super) fn transactions_since_fork(
-    disk: &TransactionRoots,
-    branch: &Branch,
-) -> Result<Vec<LoggedTransaction>, Error> {
-    let record = &branch.record;
-    let mut transactions = Vec::new();
-    for past in transaction::history(disk)? {
-        let is_later =
-            |one: &LoggedTransaction, begun: i64| one.header.decided.max(begun) > record.created;
-        // A part of this branch.
-        let is_own = past.commit.header.kind == transaction::Kind::Commit { branch: record.id };
-        let is_later_commit = is_later(&past.commit, past.done.0);
-        transactions.extend(match past.undone {
-            None => Some(past.commit).filter(|_| is_later_commit && !is_own),
-            // The branch saw the commit, or neither.
-            Some((undo, when)) => {
-                let is_later_undo = is_later(&undo, when.0);
-                Some(undo).filter(|_| is_later_undo && !is_later_commit)
-            }
-        });
-    }
-    Ok(transactions)
 }
 
 /// Puts a branch on top of its parent's present state, and presents it. The conflicts in `left` stay conflicts.
