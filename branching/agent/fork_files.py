@@ -18,6 +18,7 @@ All methods block. One thread may use it at a time, which the coordinator's lock
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ ORIGINALS_MAX = 10_000
 ORIGINAL_BYTES_MAX = 16 << 20
 """Larger files are not read: any later change of them in the base directory is a conflict."""
 
+REFUSED_MAX = 100
+"""A merge with `atomic=False` leaves out at most so many paths: each takes a commit to find."""
+
 Decide = Callable[[str | None], None]
 """Called with the branch before the commit that completes the merge; with None if it failed."""
 
@@ -51,6 +55,42 @@ class Names:
     @staticmethod
     def of(fork_id: str) -> Names:
         return Names(parent=f"{fork_id}.parent", stage=f"{fork_id}.merge")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Droppable:
+    """The winner's paths that a merge with `atomic=False` leaves out if they are refused."""
+
+    winners: frozenset[str]
+    parents: frozenset[str]
+    """What the parent changed: that is never left out."""
+
+    @classmethod
+    def of(cls, plan: Plan, parents: frozenset[str], options: MergeOptions) -> _Droppable | None:
+        """Returns what a merge may leave out; None for nothing."""
+        if options.atomic:
+            return None
+        return cls(winners=frozenset({*plan.winners, *plan.texts}), parents=parents)
+
+    def hit_by(self, error: CommitError, refused: Sequence[FlushError]) -> list[FlushError]:
+        """Returns the paths that the file system refused by this error; [] if it must be raised.
+
+        A directory that is refused takes with it what is below.
+        """
+        if isinstance(error, ConflictError) or len(refused) >= REFUSED_MAX:
+            return []
+        known = {each.path for each in refused}
+        hit = {
+            path
+            for path in self.winners | self.parents
+            for named in (*error.paths, error.path)
+            if named is not None and (path == named or path.startswith(f"{named}/"))
+        }
+        if known | hit >= self.winners | self.parents or hit & self.parents:
+            return []  # nothing would be merged, or the parent's work would be lost
+        return [
+            FlushError(path=path, op="write", message=error.message) for path in sorted(hit - known)
+        ]
 
 
 class ForkFiles:
@@ -121,17 +161,12 @@ class ForkFiles:
             BranchingError: A commit was refused. Nothing was changed, and the fork stays open.
         """
         plan = self.refuse_conflicts(winner, options)
-        refused: list[FlushError] = []
-        if plan.is_whole and not self.parent_touched():
-            try:
-                return report_of(self._commit(winner, decide), plan)
-            except CommitError as error:
-                if options.atomic or not error.paths:
-                    raise
-                refused = [
-                    FlushError(path=path, op="write", message=error.message) for path in error.paths
-                ]
-        return self._land_part(winner, plan.without(refused), options, refused, decide)
+        parents = self.parent_touched()
+        if plan.is_whole and not parents:
+            droppable = _Droppable.of(plan, parents, options)
+            changes, refused = self._commit(winner, decide, droppable=droppable)
+            return report_of(changes, plan, refused)
+        return self._land_part(winner, plan, options, decide)
 
     def refuse_conflicts(self, winner: Branch, options: MergeOptions) -> Plan:
         """Plans the merge; raises MergeConflictError where `options` want no conflicts."""
@@ -214,10 +249,10 @@ class ForkFiles:
         winner: Branch,
         plan: Plan,
         options: MergeOptions,
-        refused: list[FlushError],
         decide: Decide,
     ) -> FlushReport:
         """Copies the selected changes of the winner into the parent's branch, and commits it."""
+        droppable = _Droppable.of(plan, self.parent_touched(), options)
         # Before anything is done: would it land?
         force, skip = _own(options)
         self.parent.commit(policy=self.place.policy, dry_run=True, force=force, skip=skip)
@@ -237,18 +272,49 @@ class ForkFiles:
             stage.abort()
             raise
         self._is_stuck = True
-        landed = self._commit(self.parent, decide, options)
+        landed, refused = self._commit(self.parent, decide, options, droppable)
         self._is_stuck = False
-        return report_of(changes, plan, [*refused, *failed], landed)
+        out = {error.path for error in refused}
+        changes = [change for change in changes if change.path not in out]
+        return report_of(changes, plan, [*failed, *refused], landed)
 
     def _commit(
-        self, carrier: Branch, decide: Decide, options: MergeOptions | None = None
-    ) -> list[Change]:
-        """Commits what decides the merge; `options` are given for the parent's branch."""
+        self,
+        carrier: Branch,
+        decide: Decide,
+        options: MergeOptions | None = None,
+        droppable: _Droppable | None = None,
+    ) -> tuple[list[Change], list[FlushError]]:
+        """Commits what decides the merge.
+
+        Args:
+            carrier: The branch to commit.
+            decide: Called before the commit.
+            options: Given for the parent's branch.
+            droppable: The paths that are left out if the file system refuses them.
+
+        Returns:
+            The changes, and what was refused.
+        """
         decide(carrier.name)
         force, skip = _own(options)
+        refused: list[FlushError] = []
         try:
-            return carrier.commit(policy=self.place.policy, force=force, skip=skip, drop_rest=True)
+            while True:
+                try:
+                    changes = carrier.commit(
+                        policy=self.place.policy,
+                        force=force,
+                        skip=skip,
+                        exclude=[_exact_glob(error.path) for error in refused],
+                        drop_rest=True,
+                    )
+                    return changes, refused
+                except CommitError as error:
+                    more = [] if droppable is None else droppable.hit_by(error, refused)
+                    if not more:
+                        raise
+                    refused += more
         except BaseException:
             if not self._is_stuck:
                 decide(None)
@@ -318,6 +384,11 @@ def _own(options: MergeOptions | None) -> tuple[bool, bool]:
     """Returns whether the parent's side is forced, and whether it is skipped."""
     own = "fail" if options is None else options.own
     return own == "force", own == "skip"
+
+
+def _exact_glob(path: str) -> str:
+    """Returns the pattern of a path filter that only this path matches."""
+    return "/" + re.sub(r"([][*?{}\\])", r"\\\1", path)
 
 
 def _some(paths: tuple[str, ...], most: int = 5) -> str:

@@ -215,6 +215,12 @@ class ForkSession:
         if self._catching_up is None or self._catching_up.done():
             self._catching_up = self._loop.create_task(self._catch_up())
 
+    async def caught_up(self) -> None:
+        """Waits until all that has happened so far is recorded, as far as it can be."""
+        await asyncio.sleep(0)  # `_noticed` is called in the next round of the loop
+        if self._catching_up is not None:
+            await asyncio.wait([self._catching_up])
+
     async def _catch_up(self) -> None:
         """Brings store and mirror up to date in a thread: a screen here waits for no disk."""
         while self._is_behind:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -89,16 +89,6 @@ class Plan:
     is_whole: bool
     """All that the winner touched, and nothing that anybody else did: its branch can be committed
     as it is."""
-
-    def without(self, errors: Sequence[FlushError]) -> Plan:
-        """Returns the plan without the paths that cannot be done."""
-        out = {error.path for error in errors}
-        return replace(
-            self,
-            winners=tuple(path for path in self.winners if path not in out),
-            texts={path: text for path, text in self.texts.items() if path not in out},
-            modes={path: mode for path, mode in self.modes.items() if path not in out},
-        )
 
 
 def make_plan(sides: Sides, options: MergeOptions) -> Plan:

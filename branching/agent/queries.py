@@ -76,6 +76,8 @@ class ForkView:
             branch.task for branch in self.branches.values() if branch.is_running and branch.task
         }:
             await asyncio.wait(running)
+        if self._session is not None:
+            await self._session.caught_up()
         return self.inspect_branches()
 
     def fork_cost(self) -> ForkCostSummary:

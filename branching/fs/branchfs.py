@@ -427,7 +427,11 @@ def _translated(
             if refused.kind == "not_found":
                 kind = BranchNotFoundError
         raise kind(
-            f"{what}: {refused.message}", hint=refused.hint, branch=branch, paths=refused.paths
+            f"{what}: {refused.message}",
+            hint=refused.hint,
+            branch=branch,
+            path=refused.path,
+            paths=refused.paths,
         ) from refused
     except DaemonGone as gone:
         kind = failure if failure is not BranchError else MountError

@@ -11,7 +11,8 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -341,9 +342,22 @@ def _replace_by_a_copy(path: Path) -> None:
     ids=["touch", "link", "copy", "chmod", "touch of a deleted file"],
 )
 def test_a_file_that_others_only_touched_is_no_conflict(
-    real: Mounted, change: Callable[[Path], object], deletes: bool
+    real: Mounted,
+    change: Callable[[Path], object],
+    deletes: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only the content counts. The mode that others set, and files that they added, are kept."""
+    """Only the content counts. The mode that others set, and files that they added, are kept.
+
+    The change comes right after `wait`, however long it takes to record what the files were.
+    """
+    record = ForkFiles.record_originals
+
+    def slowly(self: ForkFiles, branches: Iterable[Branch]) -> None:
+        time.sleep(0.2)
+        record(self, branches)
+
+    monkeypatch.setattr(ForkFiles, "record_originals", slowly)
 
     async def wins(runner: ScriptedRunner) -> None:
         assert runner.branch.overlay is not None
@@ -357,11 +371,7 @@ def test_a_file_that_others_only_touched_is_no_conflict(
         with Workspace(real.root) as workspace:
             made = coordinator(workspace, {"a": wins})
             await made.fork(specs("a"))
-            await all_ended(made)
-            assert made._session is not None
-            files = made._session.fork.files
-            assert files is not None
-            await until(lambda: SEED in files._originals)
+            await made.wait()
             change(real.base / SEED)
             result = await picked(made, "a")
             assert workspace.branches() == []
@@ -609,6 +619,55 @@ def test_a_path_that_cannot_be_merged_stops_the_merge_by_default(forked: Forked)
     finally:
         subprocess.run(["chattr", "-i", str(fixed)], check=True)
     assert fixed.read_text() == "fixed"
+
+
+@pytest.mark.contract("B19", "F6")
+@pytest.mark.parametrize("names", [("fixed",), ("fixed", "also [x]*")], ids=["one", "two"])
+@pytest.mark.parametrize("is_copied", [False, True], ids=["moved", "copied"])
+def test_files_that_the_base_does_not_let_go_are_left_out_if_requested(
+    forked: Forked, names: tuple[str, ...], is_copied: bool
+) -> None:
+    """Where the parent has changed something too, the winner's files are copied first."""
+    immutable = [forked.base / name for name in names]
+    for path in immutable:
+        path.write_text("fixed")
+
+    def meanwhile(forked: Forked) -> None:
+        if is_copied:
+            (forked.parent / "own").write_text("parent")
+
+    subprocess.run(["chattr", "+i", *immutable], check=True)
+    files = dict.fromkeys(names, "mine")
+    try:
+        result = forked.merge(writing(**files, other="mine"), meanwhile=meanwhile, atomic=False)
+    finally:
+        subprocess.run(["chattr", "-i", *immutable], check=True)
+    assert sorted(error.path for error in result.errors) == sorted(names)
+    assert all("Operation not permitted" in error.message for error in result.errors)
+    assert result.applied_paths == ("other",)
+    assert (forked.base / "other").read_text() == "mine"
+    assert [path.read_text() for path in immutable] == ["fixed"] * len(names)
+    assert (forked.base / "own").exists() == is_copied
+
+
+@pytest.mark.contract("B19", "F6")
+def test_a_file_of_the_parent_that_the_base_does_not_let_go_refuses_the_merge(
+    forked: Forked,
+) -> None:
+    """The parent's own work is not dropped for a winner's."""
+    fixed = forked.base / "fixed"
+    fixed.write_text("fixed")
+
+    def meanwhile(forked: Forked) -> None:
+        (forked.parent / "fixed").write_text("parent")
+
+    subprocess.run(["chattr", "+i", str(fixed)], check=True)
+    try:
+        with pytest.raises(CommitError):
+            forked.merge(writing(other="mine"), meanwhile=meanwhile, atomic=False)
+    finally:
+        subprocess.run(["chattr", "-i", str(fixed)], check=True)
+    assert not (forked.base / "other").exists()
 
 
 @pytest.mark.contract("B19", "F6")
