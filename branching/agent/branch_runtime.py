@@ -125,6 +125,8 @@ class BranchRuntime:
         """What it is being stopped for."""
         self.keeps: Callable[[], bool] = lambda: False
         """Whether its files are needed if the fork ends without it."""
+        self.keep_patch: Callable[[int], None] = lambda _bytes_max: None
+        """Saves what it has changed, up to so many bytes, before the fork ends without it."""
         self._edits: EditWatch | None = None
         self._codec = codec
         self._dumped: tuple[History, bytes] = (None, b"")

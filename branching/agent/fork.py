@@ -28,6 +28,7 @@ from branching.agent.types import (
 )
 from branching.errors import BranchingError, add_note
 from branching.fs import Branch
+from branching.runlog.patches import PATCH_BYTES_MAX, WHOLE_PATCH_BYTES_MAX
 
 LABEL_CHARACTERS_MAX = 80
 """Of a label in the name of a branch."""
@@ -153,6 +154,16 @@ class Fork:
             if branch.id == self.winner or not branch.keeps()
         ]
         return self.files.drop(*branches, self.files.parent)
+
+    def keep_patches(self) -> None:
+        """Saves the patches of the losers, if the fork is logged; without a winner, of all.
+
+        After the winner's commit it would be too late: their parent has changed then.
+        """
+        bytes_max = PATCH_BYTES_MAX if self.winner else WHOLE_PATCH_BYTES_MAX
+        for branch in self.branches.values():
+            if branch.id != self.winner and branch.branch is not None and branch.branch.is_open:
+                branch.keep_patch(bytes_max)
 
     def make_anew(self, branch: BranchRuntime) -> None:
         """Resets the files of a branch that does not run to their state at the fork.

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,11 @@ class ForkLog:
         """Names of the branches that were written down."""
         return self._run_log.branches
 
+    @property
+    def patched(self) -> list[str]:
+        """The branches whose patch was saved."""
+        return self._run_log.patched
+
     def heard(self, branch_id: str, text: str) -> None:
         """Takes a piece of what a branch says."""
         *lines, rest = (self._partial.get(branch_id, "") + text).split("\n")
@@ -114,8 +120,10 @@ class ForkLog:
         if before is None:
             # A resumed fork that has ended was logged at its time.
             self._tell("started" if branch.task is not None else "resumed", branch)
-            name = branch.branch.name if branch.branch is not None else ""
-            branch.keeps = lambda: self.controller.keeps(name)
+            opened = branch.branch
+            assert opened is not None, "only branches with files are told of"
+            branch.keeps = partial(self.controller.keeps, opened.name)
+            branch.keep_patch = partial(self._run_log.keep_patch, opened)
         if branch.is_running:
             self._began.setdefault(branch.id, time.time())
             self._steer(branch)

@@ -120,6 +120,7 @@ class ForkSession:
             return FlushReport()
 
         def merge() -> FlushReport:
+            fork.keep_patches()
             if not is_automatic:
                 return files.merge(branch, options, self._decide)
             override = Override.prepare(fork, winner, self._store.home)
@@ -137,6 +138,7 @@ class ForkSession:
         """Commits the parent's changes since the fork if there is no winner with files."""
         files = self.fork.files
         if files is not None:
+            await run_in_thread(self.fork.keep_patches)
             await run_in_thread(lambda: files.land_parent(options, self._decide))
 
     def _decide(self, carrier: str | None) -> None:

@@ -35,9 +35,10 @@ def refuse_in_container(reason: str) -> None:
 class Interrupted(Exception):
     """The command was stopped by a signal."""
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, hint: str | None = None) -> None:
         super().__init__(f"stopped by signal {signum}; nothing was committed")
         self.signum = signum
+        self.hint = hint
 
 
 _is_json = False
@@ -59,7 +60,8 @@ def handle_errors(*, json: bool) -> Iterator[None]:
     except UsageFault as fault:
         _fail(EXIT_USAGE, str(fault), None, json=json)
     except Interrupted as interrupted:
-        _fail(EXIT_SIGNAL_BASE + interrupted.signum, str(interrupted), None, json=json)
+        code = EXIT_SIGNAL_BASE + interrupted.signum
+        _fail(code, str(interrupted), interrupted.hint, json=json)
     except BranchingError as error:
         text = error.message
         if error.paths:

@@ -28,6 +28,7 @@ from branching.agent.fork_log import ForkLog
 from branching.agent.judge import Panel
 from branching.agent.project_tests import BranchTester, TestRun
 from branching.agent.types import BranchSpec, Budget, MergeOptions, MergeResult, MergeStrategy
+from branching.cli.hints import patch_hint
 from branching.cli.output import warning_facts
 from branching.cli.progress import show_progress
 from branching.cli.signals import run_interruptible
@@ -456,7 +457,11 @@ class ForkCommand:
             except asyncio.CancelledError:
                 return None  # by a signal, which is reported
 
-        return run_interruptible(call, is_done=lambda done: done is not None)
+        return run_interruptible(
+            call,
+            is_done=lambda done: done is not None,
+            hint=lambda: None if self._log is None else patch_hint(self._log.patched),
+        )
 
 
 async def _whole(merge: Coroutine[Any, Any, MergeResult]) -> MergeResult:

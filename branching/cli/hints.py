@@ -55,6 +55,14 @@ def read_only_hint(cache: str | None) -> str:
     )
 
 
+def patch_hint(branches: Sequence[str]) -> str | None:
+    """Returns the hint after a signal: where the changes of these branches are saved."""
+    if not branches:
+        return None
+    more = f" (and {len(branches) - 1} more: branching log)" if len(branches) > 1 else ""
+    return f"what was changed is saved: branching log --patch {branches[0]}{more}"
+
+
 def race_advice(refused: RefusedWrites) -> list[str]:
     """Returns the hints for a race in which no candidate succeeded."""
     if refused.was_disk_full:

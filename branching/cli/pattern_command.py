@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from branching.cli.error_handling import UsageFault
-from branching.cli.hints import RefusedWrites
+from branching.cli.hints import RefusedWrites, patch_hint
 from branching.cli.isolation_options import IsolationOptions
 from branching.cli.limit_options import GroupLimitOptions, LimitOptions
 from branching.cli.options import (
@@ -247,7 +247,11 @@ class Search:
                 outcome.branch.abort()
             return outcome
 
-        return run_interruptible(call, is_done=lambda outcome: outcome.winner is not None)
+        return run_interruptible(
+            call,
+            is_done=lambda outcome: outcome.winner is not None,
+            hint=lambda: patch_hint(self._run_log.patched),
+        )
 
     @staticmethod
     def _words(command: str | Sequence[str]) -> tuple[list[str]]:

@@ -59,7 +59,11 @@ def defer_signals() -> Iterator[None]:
 
 
 def run_interruptible(
-    function: Callable[[], R], *, is_done: Callable[[R], bool], has_thread: bool = True
+    function: Callable[[], R],
+    *,
+    is_done: Callable[[R], bool],
+    has_thread: bool = True,
+    hint: Callable[[], str | None] = lambda: None,
 ) -> R:
     """Calls `function` in a cancel scope, and returns its value.
 
@@ -70,6 +74,7 @@ def run_interruptible(
         function: The call.
         is_done: Tells whether its value is returned although a signal came.
         has_thread: Call it in a thread. Without one it must not wait for other threads.
+        hint: Returns what to do after a signal.
     """
     if _held:
         raise Interrupted(_held[0])
@@ -92,7 +97,7 @@ def run_interruptible(
         for signum, handler in before.items():
             signal.signal(signum, handler)
     if received and not is_done(value):
-        raise Interrupted(received[0])
+        raise Interrupted(received[0], hint())
     return value
 
 

@@ -127,6 +127,7 @@ class RunLog:
         self._directory: int | None = None
         self._logs: dict[str, _Log] = {}
         self._entries: dict[str, Entry] = {}
+        self._patched: dict[str, None] = {}
         # Guards the entries: the run controller reports states from another thread.
         self._lock = threading.Lock()
         self.controller = RunController(self._on_state, self.keep_patch)
@@ -203,6 +204,11 @@ class RunLog:
         """The branches of the candidates that the call has logged, in the order of their start."""
         return list(self._entries)
 
+    @property
+    def patched(self) -> list[str]:
+        """The branches whose patch was saved."""
+        return list(self._patched)
+
     def controlled(self) -> AbstractContextManager[None]:
         """Returns a context in which other processes can control the candidates of the call."""
         return self.controller.activate()
@@ -272,6 +278,7 @@ class RunLog:
                 with os.fdopen(file, "wb") as opened:
                     self._give(file)
                     opened.write(patch)
+                self._patched[branch.name] = None
                 return
             except OSError as raised:
                 error = raised

@@ -253,13 +253,28 @@ def test_no_success_and_no_time(root: Path) -> None:
     assert "budget_exhausted" in done.out
 
 
-def test_a_signal_ends_all_and_leaves_nothing(root: Path) -> None:
+def test_a_signal_ends_all_and_leaves_patches(root: Path) -> None:
     run = Running(root, ["fork", "-c", "touch begun; sleep 3600"])
     branch_with(root, "begun", run)
     run.signal(signal.SIGTERM)
-    assert run.done().code == 128 + signal.SIGTERM
+    done = run.done()
+    assert done.code == 128 + signal.SIGTERM
     with Workspace(root) as space:
         assert not space.branches()
+    assert "Hint: what was changed is saved: branching log --patch " in done.err
+    name = done.err.split("branching log --patch ")[1].split()[0]
+    assert "b/begun" in called(root, "log", "--patch", name).out
+
+
+def test_the_patch_of_a_loser_is_kept(root: Path) -> None:
+    """Against its own base: the winner changes the same file."""
+    ways = [f"echo {name} >> {NAME_FROM}" for name in ("loser", "winner")]
+    done = called(root, "fork", "--pick", "1", *(word for way in ways for word in ("-c", way)))
+    assert done.code == 0, done.err
+    loser, _ = called(root, "log", "--json").document["candidates"]
+    patch = called(root, "log", "--patch", loser["branch"]).out
+    assert "+loser" in patch
+    assert "winner" not in patch
 
 
 def test_output_is_shown_by_label_and_kept(root: Path) -> None:
