@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from textual.pilot import Pilot
 from branching import Workspace
 from branching.agent.judge import Panel
 from branching.errors import BranchingError
+from branching.tui import dialogs
 from branching.tui.chat import pydantic_agent
 from branching.tui.chat.app import Chat
 
@@ -24,18 +27,36 @@ def typed(pilot: Pilot[Any]) -> str:
     return pilot.app._prompt.value
 
 
+@contextmanager
+def typing_without_a_pause() -> Iterator[Callable[[Pilot[Any], str], Awaitable[None]]]:
+    """Keys in the `with` come quickly enough for a window, however slow the machine is.
+
+    Yields what presses the last of them, after which the window takes answers.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dialogs, "QUIET_SECONDS", 3600.0)
+
+        async def ends_with(pilot: Pilot[Any], key: str) -> None:
+            patched.setattr(dialogs, "QUIET_SECONDS", 0.2)
+            await pilot.press(key)
+
+        yield ends_with
+
+
 @in_chat
 async def test_an_approval_takes_no_key_of_a_sentence_that_is_being_typed(
     harness: ChatHarness, pilot: Pilot[Any]
 ) -> None:
     """The letters n, y and space come while the window opens; they belong to the sentence."""
-    await enter(pilot, "ask")
-    await until_shown(pilot, "the agent asks to call shell")
-    for key in ("n", "y", "e", "s", "space", "y"):
-        await pilot.press(key)
-    assert harness.session.approvals(), "no answer was taken"
-    assert typed(pilot) == "nyes y"
-    assert "approve" not in shown(pilot.app)
+    with typing_without_a_pause() as ends_with:
+        await enter(pilot, "ask")
+        await until_shown(pilot, "the agent asks to call shell")
+        for key in ("n", "y", "e", "s", "space"):
+            await pilot.press(key)
+        assert harness.session.approvals(), "no answer was taken"
+        assert typed(pilot) == "nyes "
+        assert "approve" not in shown(pilot.app)
+        await ends_with(pilot, "y")
     await answer(pilot, "n")
     await until_shown(pilot, "the answer is deny")
     assert typed(pilot) == "nyes y"
@@ -63,15 +84,17 @@ async def test_the_picker_takes_no_key_of_a_sentence_that_is_being_typed(
     harness.judge.confidence = 0.1
     await harness.fork(one("write a"), two("wait"))
     await until_shown(pilot, "✓ one")
-    await enter(pilot, "/merge")
-    await until_shown(pilot, "waiting for all branches")
-    for key in "do step ":
-        await pilot.press("space" if key == " " else key)
-    harness.script.goes_on.add("two")
-    await until_shown(pilot, "which branch wins?")
-    for key in ("1", "space", "f", "o"):
-        await pilot.press(key)
-    assert harness.session.is_forked
+    with typing_without_a_pause() as ends_with:
+        await enter(pilot, "/merge")
+        await until_shown(pilot, "waiting for all branches")
+        for key in "do step ":
+            await pilot.press("space" if key == " " else key)
+        harness.script.goes_on.add("two")
+        await until_shown(pilot, "which branch wins?")
+        for key in ("1", "space", "f"):
+            await pilot.press(key)
+        assert harness.session.is_forked
+        await ends_with(pilot, "o")
     assert typed(pilot) == "do step 1 fo"
     await answer(pilot, "2")
     await until_shown(pilot, "Merged: kept branch two")

@@ -517,7 +517,7 @@ def test_the_changes_of_a_dropped_branch_are_short(real: Mounted, app: Watch) ->
 def test_a_message_goes_after_a_while(
     space: Workspace, app: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch_module, "SAID_SECONDS", 0.3)
+    monkeypatch.setattr(watch_module, "SAID_SECONDS", 3.0)
     kept(space, "mine", {"x": "1"})
 
     async def act(pilot: Pilot[Any]) -> None:
