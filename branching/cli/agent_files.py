@@ -190,7 +190,8 @@ def _program() -> str:
 
 def _entry(name: str, argv: Sequence[str]) -> dict[str, Any]:
     if name == "opencode":
-        return {"type": "local", "command": [*argv], "enabled": True}
+        timeout = TOOL_SECONDS_MAX * 1000
+        return {"type": "local", "command": [*argv], "enabled": True, "timeout": timeout}
     entry: dict[str, Any] = {"command": argv[0], "args": [*argv[1:]]}
     if name == "vscode":
         entry = {"type": "stdio", **entry}

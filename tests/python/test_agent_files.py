@@ -96,6 +96,23 @@ def test_the_users_own_configuration_serves_every_project(
     assert argv_of(agent, path)[1:] == ["mcp", "-w", str(project)]
 
 
+@pytest.mark.parametrize(
+    ("agent", "key", "limit"),
+    [
+        ("codex", "tool_timeout_sec", 3600),
+        ("gemini", "timeout", 3_600_000),
+        ("opencode", "timeout", 3_600_000),
+    ],
+)
+def test_the_agent_waits_for_a_tool_as_long_as_a_command_may_take(
+    agent: str, key: str, limit: int, project: Path, home: Path
+) -> None:
+    """These agents give up a call after a minute or less by default."""
+    assert install(project, home, agent).code == 0
+    path = project / FILES[agent][0]
+    assert read(path)[FILES[agent][2]]["branching"][key] == limit
+
+
 @pytest.mark.parametrize("agent", ["claude", "codex"])
 def test_other_settings_in_the_file_are_unchanged(agent: str, project: Path, home: Path) -> None:
     real = project / "elsewhere"
