@@ -520,3 +520,45 @@ fn an_archive_is_not_loaded_over_what_has_changed_since_it_was_made() {
             .contains("does not record the state it was made from")
     );
 }
+
+/// The default ACL of a directory is for what is created in it; the objects of an archive have the ACLs that the archive has.
+#[test]
+fn an_imported_object_gets_no_acl_that_its_archive_does_not_have() {
+    const ACLS: &str = "cd '{}'; find . -path ./.branching -prune -o -print0 | sort -z | xargs -0 getfacl -n --skip-base";
+    const OTHER: u32 = 1000;
+    let acls = |root: &Path| {
+        let list = ACLS.replace("{}", root.to_str().unwrap());
+        let output = Command::new("sh").args(["-c", &list]).output().unwrap();
+        succeed(&output);
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let may_read = |path: PathBuf| {
+        Command::new("cat").arg(path).uid(OTHER).gid(OTHER).output().unwrap().status.success()
+    };
+    let mount = Mount::over(|base| {
+        shell(
+            base,
+            "mkdir d; setfacl -d -m u:1000:rwx d; echo old >d/changed; setfacl -b d/changed; chmod 640 d/changed",
+        );
+        fs::set_permissions(base, fs::Permissions::from_mode(0o755)).unwrap();
+    });
+    fs::set_permissions(mount.directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let branch = mount.create("made");
+    shell(
+        &branch,
+        "cd d; echo more >>changed; echo secret >new; mkdir -p sub/deep; echo secret >sub/deep/file; ln new twin; mkfifo fifo
+         setfacl -b new sub sub/deep sub/deep/file fifo; setfacl -k sub; setfacl -k sub/deep
+         chmod 640 new sub/deep/file fifo; echo given >given; setfacl -b given; setfacl -m u:1000:r given; mkdir own; setfacl -b own; setfacl -k own; setfacl -d -m u:1001:r own",
+    );
+    let wanted = acls(&branch);
+    let archive = export(&mount, "made");
+    succeed(&import(&mount, "loaded", &archive));
+    let loaded = mount.branch("loaded");
+    assert_eq!(acls(&loaded), wanted, "in the branch");
+    mount.commit("loaded");
+    assert_eq!(acls(&mount.base()), wanted, "in the base");
+    for secret in ["d/new", "d/twin", "d/changed", "d/sub/deep/file"] {
+        assert!(!may_read(mount.base().join(secret)), "{secret}");
+    }
+    assert!(may_read(mount.base().join("d/given")));
+}
