@@ -20,6 +20,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::sys;
 use branchfs_core::error::{Context, Error};
 use branchfs_core::no_follow;
+use branchfs_core::ownership;
 use branchfs_core::workspace::LOG_FILES;
 
 /// Bytes that one file holds at most, but for the line that exceeds it.
@@ -133,7 +134,7 @@ fn lock() -> Option<MutexGuard<'static, Log>> {
 
 /// Opens the newer file. The store belongs to the base's owner, who may have put anything there: a symbolic link is not
 /// followed, and a FIFO, a device or a file with another name is refused.
-fn open_file(store: &OwnedFd, (uid, gid): (u32, u32)) -> io::Result<File> {
+fn open_file(store: &OwnedFd, owner: (u32, u32)) -> io::Result<File> {
     let flags = OFlags::WRONLY
         | OFlags::APPEND
         | OFlags::CREATE
@@ -143,11 +144,7 @@ fn open_file(store: &OwnedFd, (uid, gid): (u32, u32)) -> io::Result<File> {
         | OFlags::CLOEXEC;
     let file = rustix::fs::openat(store, LOG_FILES[0], flags, Mode::RUSR | Mode::WUSR)?;
     no_follow::check(&file)?;
-    let found = rustix::fs::fstat(&file)?;
-    if (found.st_uid, found.st_gid) != (uid, gid) {
-        let owner = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
-        rustix::fs::fchown(&file, Some(owner.0), Some(owner.1))?;
-    }
+    ownership::set_opened(&file, owner)?;
     Ok(File::from(file))
 }
 

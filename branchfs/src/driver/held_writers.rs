@@ -25,7 +25,8 @@ const SEARCH_PAUSE: Duration = Duration::from_millis(20);
 /// The pause if no thread has stopped.
 const IDLE_PAUSE: Duration = Duration::from_micros(30);
 
-/// Threads that are traced at most; a commit beside more is refused if no instant comes by itself.
+/// The largest number of threads that are stopped for a commit. With more, the commit is refused unless the kernel
+/// makes the mount read-only without that.
 const THREADS_MAX: usize = 4096;
 
 /// Holds the writers of a branch as long as it exists.

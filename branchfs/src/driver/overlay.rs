@@ -28,8 +28,9 @@ use branchfs_core::mount_table;
 use branchfs_core::overlayfs_mount::{KernelMount, Layers, unmount};
 use branchfs_core::overlayfs_upper::NormaliseFor;
 use branchfs_core::overlayfs_upper::{
-    chown_work, make_directory, mount_over, open_directory, pending_conversion, tree_of,
+    give_work_to, mount_over, open_directory, pending_conversion, tree_of,
 };
+use branchfs_core::ownership;
 use branchfs_core::rooted_dir::remove_path;
 use branchfs_core::scheduling::{lower_priority, wait_for_reply};
 use branchfs_core::view::HIDDEN;
@@ -420,14 +421,14 @@ fn try_options(base: &Path, scratch: &Path, mountpoint: &Path) -> Result<String,
     let (upper, work) = (scratch.join("upper"), scratch.join("work"));
     let parent = scratch.parent().expect("it is in the store");
     let said = |error: Error| error.to_string();
-    let owner = fs::metadata(parent).at(parent).map_err(said)?;
+    let owner = ownership::of_directory(parent).at(parent).map_err(said)?;
     for directory in [scratch, &upper, &work] {
-        make_directory(directory, &owner).map_err(said)?;
+        ownership::make_directory(directory, owner).at(directory).map_err(said)?;
     }
     let mount =
         KernelMount::make(Layers { lower: base, upper: &upper, work: &work }).map_err(refusal)?;
     // A container that is killed at this moment leaves it to the owner.
-    chown_work(&work, &owner).map_err(said)?;
+    give_work_to(&work, owner).map_err(said)?;
     mount.attach(mountpoint).map_err(refusal)?;
     let table = mount_table::read();
     unmount(mountpoint, true).map_err(refusal)?;

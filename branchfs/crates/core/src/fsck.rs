@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::error::{Context, Error};
 use crate::no_follow;
 use crate::overlay::{Namespace, Redirect};
+use crate::ownership;
 use crate::rooted_dir::{self, RootedDir, remove_path};
 use crate::view::HIDDEN;
 use crate::workspace::{
@@ -185,10 +186,7 @@ impl Check {
         let owner = self.owner;
         match fs::symlink_metadata(&full) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let make = |path: &Path| {
-                    no_follow::make_directory(path)?;
-                    no_follow::chown(path, owner)
-                };
+                let make = |path: &Path| ownership::make_directory(path, owner);
                 self.report(path, "the directory is missing", Some(&make))
             }
             Err(error) => Err(error).at(&full),
@@ -206,7 +204,7 @@ impl Check {
             return Ok(());
         }
         let owner = self.owner;
-        let give = |path: &Path| no_follow::chown(path, owner);
+        let give = |path: &Path| ownership::set(path, owner);
         let what = format!("it belongs to user {}, not to the store's owner", metadata.uid());
         self.report(path, what, Some(&give))
     }
@@ -427,7 +425,7 @@ impl Check {
             let draft = path.with_extension("new");
             no_follow::write(&draft, &content)?;
             no_follow::open_file(&draft, OFlags::RDONLY)?.sync_all()?;
-            no_follow::chown(&draft, owner)?;
+            ownership::set(&draft, owner)?;
             no_follow::rename(&draft, path)
         };
         self.report(path, format!("{damaged} lines of the log are damaged"), Some(&write))

@@ -29,6 +29,7 @@ pub mod object_copy;
 pub mod overlay;
 pub mod overlayfs_mount;
 pub mod overlayfs_upper;
+pub mod ownership;
 pub mod path_filter;
 pub mod quota;
 pub mod rooted_dir;

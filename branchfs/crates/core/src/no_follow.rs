@@ -11,10 +11,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 /// Longest path below the root of a branch. It is less than `PATH_MAX`, so that the same object can be named
@@ -143,7 +142,7 @@ pub(crate) fn exists(path: &Path) -> io::Result<bool> {
 }
 
 /// The parent directory of a path, and the name in it.
-fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
+pub(crate) fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Errno::INVAL.into());
     };
@@ -156,17 +155,6 @@ pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     Ok(rustix::fs::mkdirat(&parent, name, PRIVATE_DIRECTORY)?)
 }
 
-/// Changes the owner of an object, if it has another one.
-pub(crate) fn chown(path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
-    let (parent, name) = parent(path)?;
-    let found = rustix::fs::statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    if (found.st_uid, found.st_gid) == (uid, gid) {
-        return Ok(());
-    }
-    let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-    Ok(rustix::fs::chownat(&parent, name, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?)
-}
-
 /// Renames an object, replacing an existing file.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     let ((from, name), (to, new_name)) = (parent(from)?, parent(to)?);
@@ -177,12 +165,6 @@ pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
 pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
     let (parent, name) = parent(path)?;
     Ok(rustix::fs::unlinkat(&parent, name, AtFlags::empty())?)
-}
-
-/// Changes the owner of an object to that of its parent directory.
-pub(crate) fn give_as_parent(path: &Path) -> io::Result<()> {
-    let parent = open_directory(path.parent().unwrap_or(path))?.metadata()?;
-    chown(path, (parent.uid(), parent.gid()))
 }
 
 #[cfg(test)]
@@ -229,7 +211,7 @@ mod tests {
         std::os::unix::fs::symlink("real", place.path().join("through")).unwrap();
         let (there, here) = (place.path().join("through/file"), place.path().join("moved"));
         assert!(remove_file(&there).is_err() && rename(&there, &here).is_err());
-        assert!(chown(&there, (1, 1)).is_err() && exists(&there).is_err());
+        assert!(exists(&there).is_err());
         assert!(make_directory(&place.path().join("through/new")).is_err());
         assert!(names(&place.path().join("through")).is_err());
         assert_eq!(names(&place.path().join("real")).unwrap(), ["file"]);

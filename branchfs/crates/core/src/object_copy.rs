@@ -11,6 +11,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::overlay::user_xattrs;
+use crate::ownership;
 use crate::rooted_dir::{Result, RootedDir};
 
 fn timespec(time: StatxTimestamp) -> Timespec {
@@ -58,10 +59,7 @@ pub fn drop_inherited_acls(
 pub fn copy_metadata(from: (&RootedDir, &Path, &Statx), to: (&RootedDir, &Path)) -> Result<()> {
     let (source, path, stat) = from;
     let (target, new) = to;
-    let made = target.stat(new)?;
-    if (made.stx_uid, made.stx_gid) != (stat.stx_uid, stat.stx_gid) {
-        target.set_owner(new, Some(stat.stx_uid), Some(stat.stx_gid))?;
-    }
+    ownership::set_in(target, new, ownership::of(stat))?;
     drop_inherited_acls(target, new, |name| Ok(source.find_xattr(path, name)?.is_some()))?;
     for name in user_xattrs(source, path)? {
         let value = source.get_xattr(path, &name)?;

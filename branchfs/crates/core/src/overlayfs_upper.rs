@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +32,7 @@ use crate::no_follow;
 use crate::object_copy::{copy_content, times};
 use crate::overlay::{METACOPY_XATTR, Namespace, private_xattrs};
 use crate::overlayfs_mount::{KernelMount, Layers};
+use crate::ownership;
 use crate::rooted_dir::{Result, RootedDir, remove_path};
 use crate::view::HIDDEN;
 use crate::write_set::{Fingerprint, Precondition};
@@ -567,10 +568,10 @@ pub fn tree_of(mount: &KernelMount) -> Result<RootedDir> {
 pub fn mount_over(base: &Path, layer: &Path) -> std::result::Result<KernelMount, Error> {
     let (upper, work) = (layer.join("upper"), layer.join(WORK));
     RootedDir::open_root(&upper).and_then(|upper| hide_store(&upper)).at(&upper)?;
-    let owner = no_follow::open_directory(layer).and_then(|layer| layer.metadata()).at(layer)?;
-    make_directory(&work, &owner)?;
+    let owner = ownership::of_directory(layer).at(layer)?;
+    ownership::make_directory(&work, owner).at(&work)?;
     let mount = make_patiently(Layers { lower: base, upper: &upper, work: &work }).at(layer)?;
-    chown_work(&work, &owner)?;
+    give_work_to(&work, owner)?;
     Ok(mount)
 }
 
@@ -589,15 +590,15 @@ pub(crate) fn write_for_tests(base: &Path, layer: &Path, write: impl FnOnce(&Pat
     }
 }
 
-/// Changes the owner of the `work` and `index` directories, which the kernel created as root, so that the store's owner
+/// Sets the owner of the `work` and `index` directories, which the kernel created as root, so that the store's owner
 /// can remove the store.
-pub fn chown_work(work: &Path, owner: &std::fs::Metadata) -> std::result::Result<(), Error> {
+pub fn give_work_to(work: &Path, owner: ownership::Ids) -> std::result::Result<(), Error> {
     for directory in ["work", "index"].map(|name| work.join(name)) {
         let opened = match no_follow::open_directory(&directory) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue, // no index: the probe finds out
             other => other.at(&directory)?,
         };
-        std::os::unix::fs::fchown(&opened, Some(owner.uid()), Some(owner.gid())).at(&directory)?;
+        ownership::set_opened(&opened, owner).at(&directory)?;
         opened.set_permissions(std::fs::Permissions::from_mode(0o700)).at(&directory)?;
     }
     Ok(())
@@ -614,15 +615,6 @@ fn make_patiently(layers: Layers<'_>) -> rustix::io::Result<KernelMount> {
             other => return other,
         }
     }
-}
-
-/// Creates a directory that belongs to `owner`, if it does not exist.
-pub fn make_directory(path: &Path, owner: &std::fs::Metadata) -> std::result::Result<(), Error> {
-    match no_follow::make_directory(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
-        other => other.at(path)?,
-    }
-    no_follow::chown(path, (owner.uid(), owner.gid())).at(path)
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::descriptors::{Kept, Owner, with_room_io};
 use crate::no_follow;
+use crate::ownership;
 use crate::rooted_dir::{stat_of, to_errno};
 use crate::vfs::Time;
 
@@ -118,7 +119,7 @@ impl Log {
         let flags = if self.is_made { flags } else { flags | OFlags::CREATE };
         let opened = with_room_io(|| no_follow::open_file(&self.path, flags))?;
         if !self.is_made {
-            no_follow::give_as_parent(&self.path)?;
+            ownership::set_from_parent(&self.path)?;
             self.is_made = true;
         }
         let file = Arc::new(OwnedFd::from(opened));
@@ -235,7 +236,7 @@ impl WriteSet {
             let mut file = no_follow::open_file(&draft, flags)?;
             file.write_all(&text)?;
             file.sync_data()?;
-            no_follow::give_as_parent(&draft)?;
+            ownership::set_from_parent(&draft)?;
             no_follow::rename(&draft, &path)?;
             Log::open(&path)
         };

@@ -27,6 +27,7 @@ use crate::error::{Context, Error};
 use crate::layer::Layer;
 use crate::object_copy::{copy_attributes, drop_inherited_acls, times};
 use crate::overlay::{DEVICE_XATTR, is_private_xattr};
+use crate::ownership;
 
 /// The longest path that is accepted in an archive, in bytes.
 const PATH_BYTES_MAX: usize = 64 * 1024;
@@ -533,7 +534,7 @@ impl Import<'_> {
             OwnershipPolicy::Of(peer) => peer.ids(),
             OwnershipPolicy::All => return Ok(()),
         };
-        self.layer.tree.set_owner(path, Some(uid), Some(gid)).at(path)
+        ownership::set_in(&self.layer.tree, path, (uid, gid)).at(path)
     }
 
     fn directory(&mut self, path: &Path) -> Result<(), Error> {
@@ -627,7 +628,7 @@ impl Import<'_> {
                 return Err(refused(path, &what));
             }
         };
-        tree.set_owner(path, Some(uid), Some(gid)).at(path)?;
+        ownership::set_in(tree, path, (uid, gid)).at(path)?;
         drop_inherited_acls(tree, path, |name| {
             Ok(member.xattrs.iter().any(|(given, _)| given == name.as_bytes()))
         })

@@ -1,10 +1,10 @@
 //! A directory beside a layer's content that is created when it is first needed.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use crate::no_follow;
+use crate::ownership;
 use crate::rooted_dir::{DirectoryEntry, Result, RootedDir, to_errno};
 
 /// A directory of a layer that may not exist yet.
@@ -43,9 +43,6 @@ impl LazyDir {
 
 /// Creates a directory of a layer; it may exist.
 pub(super) fn make_directory(path: &Path) -> Result<()> {
-    let made = match no_follow::make_directory(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        other => other.and_then(|()| no_follow::give_as_parent(path)),
-    };
-    made.map_err(to_errno)
+    let owner = ownership::of_directory(path.parent().unwrap_or(path));
+    owner.and_then(|owner| ownership::make_directory(path, owner)).map_err(to_errno)
 }

@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 use super::PartialCopy;
 use crate::error::{Context, Error};
 use crate::no_follow;
+use crate::ownership;
 use crate::rooted_dir::{Result, to_errno};
 
 /// The partial copies of one layer, by inode number.
@@ -77,10 +78,10 @@ impl PartialCopyIndex {
                 return Err(error);
             }
             no_follow::make_directory(&self.directory)?;
-            no_follow::give_as_parent(&self.directory)?;
+            ownership::set_from_parent(&self.directory)?;
             no_follow::write(&path, b"")?;
         }
-        no_follow::give_as_parent(&path) // like all of the store
+        ownership::set_from_parent(&path) // like all of the store
     }
 
     /// The file of a copy's map.

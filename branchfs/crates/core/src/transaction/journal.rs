@@ -25,6 +25,7 @@ use super::watch::{Displaced, Watch};
 use super::{Change, Plan, Step};
 use crate::error::{Context, Error};
 use crate::injected_panics::panic_if_listed;
+use crate::ownership;
 
 pub(super) const HISTORY: &str = "history";
 pub(super) const PLAN: &str = "plan";
@@ -140,7 +141,7 @@ impl Prepared {
     pub(crate) fn new(disk: &TransactionRoots, plan: Plan) -> Result<Self, Error> {
         let directory = directory_of(plan.transaction);
         disk.store.make_directory(&directory, 0o700).at(&directory)?;
-        chown_to_owner(disk, &directory)?;
+        ownership::set_from_root(&disk.store, &directory).at(&directory)?;
         let mut steps = plan.steps;
         for place in &plan.empty {
             let path = place.path();
@@ -513,14 +514,8 @@ fn write_now(disk: &TransactionRoots, path: &Path, content: &[u8]) -> Result<(),
 /// Creates a file in the store.
 fn create(disk: &TransactionRoots, path: &Path) -> Result<std::fs::File, Error> {
     let file = disk.store.create_file(path, 0o600).at(path)?;
-    chown_to_owner(disk, path)?;
+    ownership::set_from_root(&disk.store, path).at(path)?;
     Ok(std::fs::File::from(file))
-}
-
-/// Changes the owner to that of the store, who must be able to read and remove everything in it.
-fn chown_to_owner(disk: &TransactionRoots, path: &Path) -> Result<(), Error> {
-    let owner = disk.store.stat(Path::new("")).at(path)?;
-    disk.store.set_owner(path, Some(owner.stx_uid), Some(owner.stx_gid)).at(path)
 }
 
 #[cfg(test)]

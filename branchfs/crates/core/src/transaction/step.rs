@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error};
 use crate::overlay::{private_xattrs, user_xattrs};
+use crate::ownership;
 use crate::rooted_dir::RootedDir;
 use crate::write_set::{from_hex, to_hex};
 
@@ -254,10 +255,7 @@ pub(crate) fn times_of(stat: &Statx) -> ((i64, u32), (i64, u32)) {
 
 /// Sets the attributes of an object.
 pub(crate) fn set_metadata(tree: &RootedDir, path: &Path, wanted: &Metadata) -> Result<(), Errno> {
-    let stat = tree.stat(path)?;
-    if (stat.stx_uid, stat.stx_gid) != (wanted.uid, wanted.gid) {
-        tree.set_owner(path, Some(wanted.uid), Some(wanted.gid))?;
-    }
+    ownership::set_in(tree, path, (wanted.uid, wanted.gid))?;
     for name in user_xattrs(tree, path)? {
         if !wanted.xattrs.contains_key(&hex_of(name.as_bytes())) {
             tree.remove_xattr(path, &name)?;

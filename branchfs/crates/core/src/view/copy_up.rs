@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, Gid, Mode, OFlags, RenameFlags, Statx, Uid};
+use rustix::fs::{FileType, Mode, OFlags, RenameFlags, Statx};
 use rustix::io::Errno;
 
 use super::quota_hooks::{self, Copying};
@@ -18,6 +18,7 @@ use crate::ids::LayerId;
 use crate::layer::{Layer, WorkEntry};
 use crate::object_copy::{copy_content, copy_file, copy_metadata, create_like, times};
 use crate::overlay;
+use crate::ownership;
 use crate::rooted_dir::{Result, RootedDir};
 use crate::write_set::{Fingerprint, Precondition};
 
@@ -265,11 +266,7 @@ impl MergedTree {
         if let Some(file_use) = &file_use {
             file_use.reopened(copy.as_fd());
         }
-        rustix::fs::fchown(
-            &copy,
-            Some(Uid::from_raw(stat.st_uid)),
-            Some(Gid::from_raw(stat.st_gid)),
-        )?;
+        ownership::set_opened(&copy, ownership::of_stat(&stat))?;
         rustix::fs::fchmod(&copy, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
         let copy = Arc::new(copy);
         for handle in self.nodes.get(index)?.handles.clone() {

@@ -257,7 +257,7 @@ impl View {
                 // If the kernel refuses the backing file, for whatever reason, the daemon serves the file.
                 .and_then(|kernel| {
                     // The kernel keeps what it gets open as long as any program has the file open. For a file that is open
-                    // for writing that would hide whether any of them still writes: see `mapped_writable`.
+                    // for writing that would hide whether any of them still writes: see `paths_with_mapped`.
                     let reading =
                         if writable { open_again(&file, OFlags::RDONLY).ok() } else { None };
                     let registered = reading.as_ref().unwrap_or(&file);
@@ -331,29 +331,35 @@ impl View {
         has_settled
     }
 
-    /// Files that may be mapped writable though they were closed. Programs may have them open for reading.
-    fn mapped_writable(&mut self) -> Vec<NodeIndex> {
-        let mut mapped: Vec<NodeIndex> = self.mapped.iter().copied().collect();
-        mapped.retain(|index| {
-            !self.attributes_are_stable(*index) && self.tree.find_writers(*index).unwrap_or(true)
-        });
-        mapped
+    /// The files that programs can write: open for writing, or mapped writable after they were closed.
+    pub(crate) fn writable_files(&mut self) -> Vec<PathBuf> {
+        let open = self.tree.handles.written().collect();
+        paths_with_mapped(self, open)
     }
 
-    /// Files that may be written: open for writing, or mapped writable after they were closed. `by_kernel`: only those
-    /// that the kernel writes without a request, which a freeze does not stop.
-    pub(crate) fn written(&mut self, by_kernel: bool) -> Vec<PathBuf> {
-        let mut written = self.mapped_writable();
+    /// Those of them that the kernel writes without a request, which a freeze does not stop.
+    pub(crate) fn passthrough_writable_files(&mut self) -> Vec<PathBuf> {
         let MergedTree { nodes, handles, .. } = &self.tree;
         let is_backed =
             |index: &NodeIndex| nodes.get(*index).is_ok_and(|node| node.backing.is_some());
-        written.extend(handles.written().filter(|index| !by_kernel || is_backed(index)));
-        let mut paths: Vec<PathBuf> =
-            written.into_iter().filter_map(|index| self.tree.nodes.path(index).ok()).collect();
-        paths.sort();
-        paths.dedup();
-        paths
+        let open = handles.written().filter(is_backed).collect();
+        paths_with_mapped(self, open)
     }
+}
+
+/// The paths of the nodes, and of the files that may be mapped writable though they were closed. Programs may have those
+/// open for reading.
+fn paths_with_mapped(view: &mut View, mut written: Vec<NodeIndex>) -> Vec<PathBuf> {
+    let mut mapped: Vec<NodeIndex> = view.mapped.iter().copied().collect();
+    mapped.retain(|index| {
+        !view.attributes_are_stable(*index) && view.tree.find_writers(*index).unwrap_or(true)
+    });
+    written.append(&mut mapped);
+    let mut paths: Vec<PathBuf> =
+        written.into_iter().filter_map(|index| view.tree.nodes.path(index).ok()).collect();
+    paths.sort();
+    paths.dedup();
+    paths
 }
 
 /// Opens a file that is open in another access mode.

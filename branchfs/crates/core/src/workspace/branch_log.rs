@@ -22,6 +22,7 @@ use crate::error::{Context, Error};
 use crate::ids::LayerId;
 use crate::layer::LayerObserver;
 use crate::no_follow;
+use crate::ownership;
 
 /// The log's name in `branches`.
 pub const LOG: &str = "log";
@@ -228,7 +229,7 @@ impl BranchLog {
             _ => {}
         }
         let log = Log::open(&path).at(&path)?;
-        no_follow::chown(&path, owner).at(&path)?;
+        ownership::set(&path, owner).at(&path)?;
         let text = no_follow::read(&path).at(&path)?;
         let loaded = LoadedLog::of(&text, &path)?;
         let records = Self { path, owner, log: Mutex::new(log) };
@@ -309,7 +310,7 @@ impl BranchLog {
         let draft = self.path.with_file_name(DRAFT);
         let replace = || {
             no_follow::write(&draft, &text_of(&lines)?).at(&draft)?;
-            no_follow::chown(&draft, self.owner).at(&draft)?;
+            ownership::set(&draft, self.owner).at(&draft)?;
             let file = no_follow::open_file(&draft, OFlags::RDONLY).at(&draft)?;
             file.sync_data().at(&draft)?;
             no_follow::rename(&draft, &self.path).at(&self.path)?;

@@ -192,7 +192,7 @@ impl BranchTable {
     /// Freezes a branch and waits a moment for its open files to be closed: the daemon learns of a close after the
     /// caller has continued. Other verbs can run meanwhile. The branch stays frozen until the guard is dropped.
     pub(super) fn quiesce(&self, selector: &BranchRef) -> Result<Option<FreezeGuard>, Error> {
-        self.wait_until_closed(selector, |view| view.written(false))
+        self.wait_until_closed(selector, View::writable_files)
     }
 
     /// The same before a fork, for files that the kernel writes by passthrough.
@@ -200,7 +200,7 @@ impl BranchTable {
         &self,
         selector: &BranchRef,
     ) -> Result<Option<FreezeGuard>, Error> {
-        self.wait_until_closed(selector, |view| view.written(true))
+        self.wait_until_closed(selector, View::passthrough_writable_files)
     }
 
     /// The same for the parent of a stale branch, which a rebase forks again.
@@ -238,7 +238,7 @@ impl BranchTable {
 
     pub(super) fn refuse_open_files(&self, branch: &Branch) -> Result<(), Error> {
         let mounted = self.mounted(branch)?;
-        let paths = mounted.lock_as_it_is().written(false);
+        let paths = mounted.lock_as_it_is().writable_files();
         if paths.is_empty() {
             return Ok(());
         }
@@ -250,7 +250,7 @@ impl BranchTable {
     pub(super) fn freeze_for_fork(&self, slot: ViewId) -> Result<FreezeGuard, Error> {
         let mounted = self.mount.mounted(slot).at(&self.store.base_path)?;
         let frozen = mounted.freeze();
-        let paths = mounted.lock_as_it_is().written(true);
+        let paths = mounted.lock_as_it_is().passthrough_writable_files();
         if paths.is_empty() {
             return Ok(frozen);
         }

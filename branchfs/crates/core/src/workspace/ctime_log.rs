@@ -11,6 +11,7 @@ use rustix::fs::{FileType, OFlags};
 
 use crate::error::{Context, Error};
 use crate::no_follow;
+use crate::ownership;
 use crate::rooted_dir::{RootedDir, check_length, stat_of};
 use crate::transaction::{
     EntryHeader, LoggedTransaction, OwnCtimeChanges, PendingUnlink, TransactionRoots,
@@ -87,7 +88,7 @@ impl CtimeLog {
         }
         let draft = path.with_extension("new");
         no_follow::write(&draft, known.text().as_bytes()).at(&draft)?;
-        no_follow::chown(&draft, self.owner).at(&draft)?;
+        ownership::set(&draft, self.owner).at(&draft)?;
         no_follow::rename(&draft, &path).at(&path)
     }
 
@@ -188,7 +189,7 @@ fn append(base_store: &Path, owner: (u32, u32), lines: &str) -> Result<(), Error
     let path = path_in(base_store);
     if !no_follow::exists(&path).at(&path)? {
         no_follow::write(&path, b"").at(&path)?;
-        no_follow::chown(&path, owner).at(&path)?;
+        ownership::set(&path, owner).at(&path)?;
     }
     let mut file = no_follow::open_file(&path, OFlags::WRONLY | OFlags::APPEND).at(&path)?;
     file.write_all(lines.as_bytes()).at(&path)

@@ -17,6 +17,7 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 use super::branch_log::BranchLog;
 use crate::error::{Context, Error};
 use crate::no_follow;
+use crate::ownership;
 use crate::view::HIDDEN;
 
 /// The locations of the parts of a store.
@@ -91,7 +92,7 @@ impl StoreLayout {
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     std::os::unix::fs::symlink(wanted, &path).at(&path)?;
-                    no_follow::chown(&path, owner).at(&path)?;
+                    ownership::set(&path, owner).at(&path)?;
                 }
                 Err(error) => return Err(error).at(&path),
             }

@@ -17,6 +17,7 @@ use crate::error::{Context, Error};
 use crate::ids::SCRATCH;
 use crate::no_follow;
 use crate::overlay::Namespace;
+use crate::ownership;
 use crate::rooted_dir::{RootedDir, remove_path};
 
 /// Checks that layers and commits work in `store`, and determines the xattr namespace of the overlay format. `owner` is
@@ -83,7 +84,7 @@ struct Probe<'p> {
 impl Probe<'_> {
     fn all(&self) -> Result<(), Error> {
         no_follow::make_directory(self.scratch).at(self.scratch)?;
-        no_follow::chown(self.scratch, self.owner).at(self.scratch)?;
+        ownership::set(self.scratch, self.owner).at(self.scratch)?;
         self.tells_cases_apart()?;
         self.has_whiteouts()?;
         self.has_links()?;

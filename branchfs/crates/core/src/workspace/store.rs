@@ -26,6 +26,7 @@ use crate::layer::Layer;
 use crate::no_follow;
 use crate::overlay::Namespace;
 use crate::overlayfs_upper;
+use crate::ownership;
 use crate::rooted_dir::{RootedDir, remove_path};
 use crate::transaction::{self, Change, Header, Kept, Kind, LoggedTransaction, TransactionRoots};
 use crate::view::ChangedPaths;
@@ -309,7 +310,7 @@ impl Store {
         let text = serde_json::to_vec(&decided.changes)
             .map_err(|error| Error::Corrupt(error.to_string()))?;
         no_follow::write(&changes, &text).at(&changes)?;
-        no_follow::chown(&changes, self.owner).at(&changes)?;
+        ownership::set(&changes, self.owner).at(&changes)?;
         Ok((Arc::new(layer), Arc::new(changed_paths)))
     }
 
@@ -406,7 +407,7 @@ impl Store {
 
     pub(super) fn make_directory(&self, path: &Path) -> Result<(), Error> {
         no_follow::make_directory(path).at(path)?;
-        no_follow::chown(path, self.owner).at(path)
+        ownership::set(path, self.owner).at(path)
     }
 
     /// Marks the end of a mount in the lock file.

@@ -17,6 +17,7 @@ use crate::error::{Context, Error};
 use crate::mount_table;
 use crate::no_follow;
 use crate::overlay::Namespace;
+use crate::ownership;
 use crate::rooted_dir::{RootedDir, remove_path};
 use crate::view::HIDDEN;
 
@@ -49,7 +50,7 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         match no_follow::make_directory(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             other => other.at(path).and_then(|()| {
-                no_follow::chown(path, owner)
+                ownership::set(path, owner)
                     .at(path)
                     .map_err(|error| foreign_group(path, owner, error))
             })?,
@@ -84,7 +85,7 @@ pub(super) fn make_store(store: &Path, owner: (u32, u32)) -> Result<(), Error> {
         for (name, content) in [(".gitignore", "*\n"), ("format", FORMAT)] {
             let path = store.join(name);
             no_follow::write(&path, content.as_bytes()).at(&path)?;
-            no_follow::chown(&path, owner).at(&path)?;
+            ownership::set(&path, owner).at(&path)?;
         }
     }
     ["branches", "layers", "journal", "history", "trash"]
@@ -130,7 +131,7 @@ pub(super) fn choose_xattr_namespace(
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let made = std::os::unix::fs::symlink(possible.word(), &path).at(&path);
-            match made.and_then(|()| no_follow::chown(&path, owner).at(&path)) {
+            match made.and_then(|()| ownership::set(&path, owner).at(&path)) {
                 Err(Error::Io { source, .. }) if super::probe::is_full(&source) => {} // a later mount has room
                 other => other?,
             }
@@ -384,8 +385,7 @@ fn locker(store: &Path) -> Option<u32> {
 pub(super) fn lock_store(store: &Path, waits: bool) -> Result<Lock, Error> {
     let path = store.join(LOCK);
     let file = no_follow::open_file(&path, OFlags::RDWR | OFlags::CREATE).at(&path)?;
-    let owner = no_follow::open_directory(store).and_then(|store| store.metadata()).at(store)?;
-    no_follow::chown(&path, (owner.uid(), owner.gid())).at(&path)?;
+    ownership::set_from_parent(&path).at(&path)?;
     if try_lock(&file, store, waits)? {
         return Ok(Lock(file));
     }
@@ -541,7 +541,7 @@ fn write_state(lock: &fs::File, content: &str) -> io::Result<()> {
     lock.set_len(content.len() as u64)
 }
 
-/// Takes the mark away.
+/// Removes the mark of a mount from the lock file.
 pub(super) fn mark_closed(lock: &fs::File) -> io::Result<()> {
     lock.set_len(0)
 }

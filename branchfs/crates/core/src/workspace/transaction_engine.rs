@@ -25,6 +25,7 @@ use crate::error::{Context, Error};
 use crate::fail_stop::FailStop;
 use crate::injected_panics::panic_if_listed;
 use crate::no_follow;
+use crate::ownership;
 use crate::rooted_dir::RootedDir;
 use crate::transaction::{
     self, EntryHeader, Header, Kind, LoggedTransaction, OwnCtimeChanges, Plan, Prepared,
@@ -205,7 +206,7 @@ impl TransactionEngine {
             let path = self.store.base_store_path.join(PRUNED);
             let draft = path.with_extension("new");
             no_follow::write(&draft, format!("{newest}\n").as_bytes()).at(&draft)?;
-            no_follow::chown(&draft, self.store.owner).at(&draft)?;
+            ownership::set(&draft, self.store.owner).at(&draft)?;
             no_follow::rename(&draft, &path).at(&path)?;
         }
         for past in gone {

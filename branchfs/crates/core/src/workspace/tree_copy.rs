@@ -8,6 +8,7 @@ use rustix::fs::{FileType, Statx, XattrFlags};
 
 use crate::object_copy::{copy_file, copy_metadata, create_like};
 use crate::overlay::{Namespace, private_xattrs};
+use crate::ownership;
 use crate::rooted_dir::RootedDir;
 
 /// Copies a layer's content completely, including overlay attributes and hard links.
@@ -47,7 +48,7 @@ impl TreeCopy {
                         if entry.kind == FileType::Directory {
                             self.to.make_directory(&path, 0o700)?;
                             // While it is empty, so that its owner can remove it after a kill.
-                            self.to.set_owner(&path, Some(stat.stx_uid), Some(stat.stx_gid))?;
+                            ownership::set_in(&self.to, &path, ownership::of(&stat))?;
                             pending.push(Copying::Directory(path));
                         } else {
                             self.object(&path, &stat)?;

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use super::{UpperEntry, upper_entry};
 use crate::layer::{Layer, WorkEntry};
 use crate::overlay::mark_device;
+use crate::ownership;
 use crate::rooted_dir::Result;
 use crate::vfs::Attributes;
 use crate::view::CopyData;
@@ -166,11 +167,7 @@ impl View {
         let made = rustix::fs::fstat(&file)?;
         if (made.st_uid, made.st_gid) != (owner.uid, owner.gid) {
             let gid = if gives_group(&top, &directory)? { made.st_gid } else { owner.gid };
-            rustix::fs::fchown(
-                &file,
-                Some(rustix::fs::Uid::from_raw(owner.uid)),
-                Some(rustix::fs::Gid::from_raw(gid)),
-            )?;
+            ownership::set_opened(&file, (owner.uid, gid))?;
             rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(new.mode()))?;
         }
         let flags = rustix::fs::AtFlags::EMPTY_PATH;
