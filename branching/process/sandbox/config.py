@@ -42,16 +42,16 @@ class Sandbox(NamedTuple):
     network: bool = True
     """False: a new network namespace with only the loopback interface."""
     home: Path | None = None
-    """Where it may keep things: writable, if it exists."""
+    """The home directory: writable, if it exists."""
     beside: tuple[tuple[Path, Path], ...] = ()
-    """Other directories to look at, read-only, each with the place where it is seen."""
+    """Other directories that are visible, read-only, each with the path where it is seen."""
     caches: tuple[Path, ...] = ()
     """Directories outside of the branch that a command can write, each at its own path. Functions
     do not get them."""
     directory: str | None = None
     """The directory in which a command starts, relative to `at`."""
     keep: tuple[str, ...] = ()
-    """Seen, read-only, even below a directory that is private or replaced by an empty one."""
+    """Paths that stay visible, read-only, below a directory that is private or replaced."""
 
     @staticmethod
     def of(
@@ -97,7 +97,7 @@ class Sandbox(NamedTuple):
 
 
 def validate_isolation(isolation: Isolation, *, network: bool, hide: Sequence[str]) -> None:
-    """Raises TypeError and ValueError for globs that are none, and for walls without a sandbox."""
+    """Raises TypeError and ValueError for invalid globs, and for restrictions without a sandbox."""
     if isolation not in ("sandbox", "none"):
         raise ValueError(f'isolation must be "sandbox" or "none", not {isolation!r}')
     if isolation == "none" and (hide or not network):

@@ -36,7 +36,7 @@ def main(socket_descriptor: int, parent: int) -> None:
     for name in _IGNORED:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The thread that started us may have blocked any: without SIGCHLD we would be deaf.
+    # The thread that started this process may have blocked any, also SIGCHLD, which it needs.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # In a new process group, but in the caller's session, which owns the terminal.
     os.setpgid(0, 0)
@@ -48,7 +48,7 @@ def main(socket_descriptor: int, parent: int) -> None:
     caller = socket.socket(fileno=socket_descriptor)
     parent_end = os.pidfd_open(parent)
     if os.getppid() != parent:
-        return  # it died before we could watch it
+        return  # it died before it could be watched
     _serve(caller, parent_end, woken, wake)
 
 

@@ -65,7 +65,7 @@ class _Server:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             its.close()
         rlimits.restore_open_files(self._process.pid)  # to what it starts, too
-        # It ends by itself; somebody has to take notice, or it would stay as a zombie.
+        # It ends by itself, and has to be reaped, or it would stay as a zombie.
         threading.Thread(target=self._process.wait, name="sandbox server", daemon=True).start()
 
     def send(self, message: bytes, descriptors: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class _Server:
 
 def _environment() -> dict[str, str]:
     """Returns what the interpreter itself needs. Functions run in forks of the server, so they
-    could read all of its environment, whatever theirs is.
+    could read all of its environment.
     """
     return {name: os.environ[name] for name in _NEEDED_VARIABLES if name in os.environ}
 

@@ -32,25 +32,27 @@ from typing import Any, NoReturn
 from branching._exit_codes import EXIT_KILLED
 from branching._linux import fd_passing, syscalls
 from branching.process.sandbox import (
+    masked_files,
     mount_helper,
+    mount_table,
     netns,
     pre_exec,
     privileges,
+    rootfs,
 )
 from branching.process.sandbox.launch_request import Request
 from branching.process.sandbox.masked_files import Watch
-from branching.process.sandbox.rootfs import RootFS, bound_sockets
 
 POLL_MILLISECONDS_MAX = 1 << 30
 """The kernel takes a wait as 32 bits. This is 12 days; a longer limit takes several waits."""
 TIMEOUT_GRACE_SECONDS = 1.0
 """Between SIGTERM and the end when the time is over."""
 _SIGNALS = {b"T": signal.SIGTERM, b"C": signal.SIGCONT, b"S": signal.SIGSTOP}
-"""What each word of the caller's is to all others in here."""
+"""The signal that each message of the caller sends to all other processes."""
 
 
 def run(descriptors: list[int]) -> NoReturn:
-    """Makes the sandbox and attends it. We are in its namespaces, but for that of mounts.
+    """Makes the sandbox and supervises it, from inside of its namespaces, but for that of mounts.
 
     The descriptors are the pickled request, line, gate, and what the child is to have.
     """
@@ -63,6 +65,8 @@ def run(descriptors: list[int]) -> NoReturn:
         init.prepare()
         pid = init.start()
         init.supervise(pid)
+    except rootfs.ViewError as error:
+        init.relay(error.message)
     except OSError as error:
         init.say(
             failed=init.step, errno=error.errno or 0, text=error.strerror or str(error),
@@ -85,14 +89,17 @@ class _Init:
         self.step = "starting"
 
     def say(self, **words: Any) -> None:
+        self.relay(json.dumps(words).encode())
+
+    def relay(self, message: bytes) -> None:
         try:
-            self._line.send(json.dumps(words).encode())
+            self._line.send(message)
         except OSError:
             self.end(EXIT_KILLED)  # the caller is gone
 
     def prepare(self) -> None:
         request = self._request
-        # We may be gone, and our number another's, before the caller can look us up by it.
+        # This process may end, and its pid be reused, before the caller can look it up.
         fd_passing.send(self._line, b'{"hello": true}', [os.pidfd_open(os.getpid())])
         sandbox = request.sandbox
         if not request.is_sandboxed:
@@ -100,21 +107,29 @@ class _Init:
             return
         if request.is_user_namespace:
             self.step = "mapping the user into the namespace"
-            _map_own_user(*request.user)
-        self.step = "finding the sockets of other programs"
-        sockets = bound_sockets()  # all that are named in this network, before it is left
-        if not sandbox.network:
+            mount_helper.map_user("self", *request.user)
+        self.step = "creating a mount namespace"
+        mount_table.take_own()
+        branch = rootfs.SessionBranch(sandbox) if request.is_session else None
+        self.step = "building the view of the files"
+        writable = rootfs.build(request)
+        if not sandbox.network:  # later than the view, which covers the sockets of this network
             self.step = "making a network"
             netns.enter()
-        owner = request.owner or request.user
-        isolate = self._isolate if request.is_session else None
-        view = RootFS(sandbox, owner, sockets, isolate=isolate)
-        try:
-            writable = view.build()
-        except OSError:
-            self.step = view.step
-            raise
-        self._watch = view.watch
+        if branch is not None:
+            self.step = "making the user namespace of the session"
+            self._isolate(branch.workspace)
+            self.step = f"showing the branch at {sandbox.at}"
+            branch.show()
+            self.step = "hiding files of the workspace"
+            masked_files.hide(str(sandbox.at), sandbox.hide)
+            # Landlock identifies directories, not paths: a rule for this branch would not apply to
+            # the branches of children. One for the directory above does.
+            writable = [str(sandbox.at.parent), *writable]
+        elif sandbox.hide:  # the mount helper of a session has a watch for each branch
+            self._watch = Watch()
+        self.step = "entering the workspace"
+        os.chdir(sandbox.at)
         self.step = "giving up privileges"
         outputs = [
             descriptor
@@ -124,7 +139,7 @@ class _Init:
         privileges.give_up(request.owner, writable, outputs, is_session=request.is_session)
 
     def _isolate(self, workspace: int) -> None:
-        """Starts the mount helper, and enters a user namespace inside of its own."""
+        """Starts the mount helper, and enters a user namespace below that of the helper."""
         request = self._request
         place = request.numbers.index(request.mounter)
         stream = socket.socket(fileno=self._descriptors.pop(place))
@@ -140,7 +155,7 @@ class _Init:
         helper.let_go()
 
     def _prepare_plain(self) -> None:
-        """Without a sandbox: to know our descendants is the most that can be done."""
+        """Prepares a process without a sandbox: it only finds its descendants."""
         request = self._request
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self.step = "becoming the workspace's owner"
@@ -152,7 +167,7 @@ class _Init:
         os.chdir(request.sandbox.view)
 
     def end(self, code: int) -> NoReturn:
-        """Ends, and all that was started with it."""
+        """Ends this process, and all processes of the sandbox with it."""
         if not self._request.is_sandboxed:
             _kill_descendants()
         os._exit(code)
@@ -168,17 +183,17 @@ class _Init:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGTERM)
         self._started = time.monotonic()
-        # Nobody inside may look at us or trace us, though we are the same user: said before there
-        # is anybody. A program that is executed becomes visible to itself again.
+        # No process inside may inspect or trace init, although it has the same user: set before the
+        # first one is started. A program that is executed can inspect itself again.
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         if self._request.is_terminal_own:
             self.step = "starting a session on the terminal"
-            # We lead it, so that the child, in a group of its own beside us, can be stopped by a
-            # key: the kernel stops nobody whom nobody in the session could wake.
+            # Init leads the session, so that the child, in a process group of its own, can be
+            # stopped by a key: the kernel does not stop a group that no process could continue.
             os.setsid()
             place = self._request.numbers.index(self._request.terminal or 0)
             fcntl.ioctl(self._descriptors[place], termios.TIOCSCTTY, 0)
-        pid = os.fork()  # a function needs what Python does around it: random numbers of its own
+        pid = os.fork()  # os.fork, as Python then gives the child other random numbers
         if pid == 0:
             signal.set_wakeup_fd(-1)
             pre_exec.run(self._request, self._gate, self._descriptors)
@@ -223,7 +238,7 @@ class _Init:
                 self._tell_all(_SIGNALS[word])
 
     def _heard(self) -> bytes:
-        """Returns the caller's next message; empty if it has gone, perhaps without reading ours."""
+        """Returns the caller's next message; empty if the caller has ended."""
         try:
             return self._line.recv(16)
         except ConnectionResetError:
@@ -254,7 +269,7 @@ class _Init:
         self.end(0)
 
     def _tell_all(self, number: int) -> None:
-        """Signals every process of the namespace but ourselves, or every descendant."""
+        """Signals every other process of the namespace, or every descendant."""
         if not self._request.is_sandboxed:
             _signal_descendants(number)
             return
@@ -264,17 +279,6 @@ class _Init:
                 os.kill(-1, signal.SIGCONT)  # a stopped process hears it too
         except ProcessLookupError:
             pass
-
-
-def _map_own_user(uid: int, gid: int) -> None:
-    """Maps our user and group; without a mapping, files would belong to the overflow user."""
-    for file, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{uid} {uid} 1"),
-        ("gid_map", f"{gid} {gid} 1"),
-    ):
-        with open(f"/proc/self/{file}", "w") as target:
-            target.write(text)
 
 
 def _milliseconds_until(deadline: float | None) -> float | None:

@@ -27,7 +27,7 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 
 def restrict(writable: Iterable[str], descriptors: Iterable[int]) -> None:
     """Restricts this process: writing beneath `writable`, and to the files already open as
-    `descriptors` when they are opened anew (/dev/stdout). Does nothing without Landlock.
+    `descriptors` when they are opened again (/dev/stdout). Does nothing without Landlock.
     """
     version = syscalls.landlock_version()
     if version < VERSION_MIN:

@@ -6,13 +6,14 @@ The way from the caller inwards is trusted, so pickle may serve. The way back is
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from branching.process.sandbox.config import Sandbox
 
 HERE = b"here"
-"""What a process that is ready says at the gate; anything else is why it is not."""
+"""The message at the gate of a process that is ready; any other message is an error."""
 
 
 class Request(NamedTuple):
@@ -20,37 +21,61 @@ class Request(NamedTuple):
 
     sandbox: Sandbox
     owner: tuple[int, int] | None
-    """Uid and gid to become; None to stay who we are."""
+    """Uid and gid to become; None to keep those of the caller."""
     user: tuple[int, int]
     """Uid and gid of the caller."""
     is_sandboxed: bool
-    """False: nothing is hidden or forbidden, and only the sandbox's directory is heeded."""
+    """False: nothing is hidden or forbidden, and of the sandbox only the directory counts."""
     is_user_namespace: bool
     is_limited: bool
-    """The caller has something to do before anything runs: to put it under its limits."""
+    """The process waits at the gate until the caller has put it under its limits."""
     environment: Mapping[str, str]
     numbers: tuple[int, ...]
-    """Of the descriptors that are sent along: the numbers they are to have."""
+    """The numbers that the sent descriptors get in the process."""
     ignored_signals: tuple[int, ...]
     umask: int
     terminal: int | None
-    """Number of the descriptor that is a terminal on which the child is to be in front."""
+    """Number of the descriptor of the terminal whose foreground process the child becomes."""
     is_terminal_own: bool
-    """It is nobody else's: the sandbox is a session of its own on it."""
+    """No other process uses it: the sandbox becomes a session of its own on it."""
     wall_seconds: float | None = None
     argv: tuple[str, ...] = ()
     """The command; () for a function."""
     call: bytes = b""
     """The function, packed by `function_pickle`."""
     result: int = -1
-    """Number of the descriptor that takes the function's result; -1 if it has none."""
+    """Number of the descriptor to which the function's result is written; -1 without one."""
     path: tuple[str, ...] = ()
     """The caller's sys.path, for a function."""
+    program: str = ""
+    """The path of `branchfs`, for a function."""
     mounter: int = -1
-    """Of a memory session: number of the descriptor on which the mount helper takes requests. The
-    process itself does not get it."""
+    """Of a memory session: number of the descriptor of the mount helper's requests. The process
+    itself does not get it."""
 
     @property
     def is_session(self) -> bool:
         """Whether the process may fork children that see other branches; see `mount_helper`."""
         return self.mounter >= 0
+
+
+def packed(sandbox: Sandbox) -> dict[str, object]:
+    """Returns a sandbox for JSON. Text that may be any bytes has one character a byte."""
+    return {
+        "view": text_of(sandbox.view),
+        "at": text_of(sandbox.at),
+        "mount": None if sandbox.mount is None else text_of(sandbox.mount),
+        "private": [*map(text_of, sandbox.private)],
+        "hide": [*map(text_of, sandbox.hide)],
+        "network": sandbox.network,
+        "home": None if sandbox.home is None else text_of(sandbox.home),
+        "beside": [(text_of(source), text_of(place)) for source, place in sandbox.beside],
+        "caches": [*map(text_of, sandbox.caches)],
+        "directory": None if sandbox.directory is None else text_of(sandbox.directory),
+        "keep": [*map(text_of, sandbox.keep)],
+    }
+
+
+def text_of(text: str | os.PathLike[str]) -> str:
+    """Returns the text with one character for each of its bytes."""
+    return os.fsencode(text).decode("latin-1")

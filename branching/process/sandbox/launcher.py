@@ -20,7 +20,7 @@ from branching._linux import rlimits, syscalls
 from branching._programs import find_branchfs
 from branching.errors import ForkError, MountError, NamespaceError, ProcessBranchError
 from branching.process.sandbox import errors, seccomp
-from branching.process.sandbox.launch_request import HERE, Request
+from branching.process.sandbox.launch_request import HERE, Request, packed, text_of
 
 START_SECONDS_MAX = 60.0
 """A sandbox starts in milliseconds. This limits the wait if a mount of another program hangs."""
@@ -49,9 +49,9 @@ class SandboxHandle:
         self.end = init_end
         """A descriptor that is readable when everything in the sandbox is dead."""
         self.pid = 0
-        """The process itself, as it is numbered here."""
+        """The pid of the process in this process's namespace."""
         self.report: dict[str, Any] = {}
-        """How it ended, after init has reported it."""
+        """The report of init about the end; empty before it."""
         self.is_stopped = False
         """Whether it was stopped (Ctrl-Z) since the last check."""
         self.launcher: int | None = None
@@ -62,7 +62,7 @@ class SandboxHandle:
         return self._line.fileno()
 
     def read(self) -> bool:
-        """Takes in what init says, without waiting. False when there will be nothing more."""
+        """Reads a message of init, without waiting. Returns False after the last one."""
         try:
             message, _ = _take(self._line, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -130,9 +130,16 @@ def start(
 ) -> SandboxHandle:
     """Starts a process in a new sandbox; returns when its program runs.
 
-    `admit` is called with its pid before anything of the user's runs; what it raises ends the
-    sandbox. Raises NamespaceError when the sandbox cannot be made, ForkError when there is no
-    process to be had, and LaunchRefused when the program cannot be executed.
+    Args:
+        request: The process to start.
+        descriptors: The descriptors for the process, in the order of `request.numbers`.
+        admit: Called with the pid before any code of the user runs. An exception of it ends the
+            sandbox.
+
+    Raises:
+        NamespaceError: The sandbox cannot be made.
+        ForkError: No process can be made.
+        LaunchRefused: The program cannot be executed.
     """
     if not syscalls.is_known_machine():
         raise NamespaceError(
@@ -146,7 +153,7 @@ def start(
         try:
             return _start(request, descriptors, admit)
         except errors.ServerGone as gone:
-            # It was about to end, for want of work, when we asked.
+            # It was idle for too long, and ended before it got the request.
             if is_last_try:
                 raise ForkError(
                     "the process that starts sandboxes does not answer; nothing ran",
@@ -161,14 +168,7 @@ def _launch(request: Request, line: int, gate: int, descriptors: Sequence[int]) 
     The program gets each descriptor with the number it has here: duplicated onto itself it stays
     open (posix_spawn(3) clears its close-on-exec flag for that).
     """
-    try:
-        program = find_branchfs()
-    except MountError as error:
-        raise NamespaceError(
-            f"there is no program {error.path!r}, which starts sandboxes; nothing ran",
-            hint=error.hint,
-            path=error.path,
-        ) from error
+    program = _program()
     blob = os.memfd_create("request", os.MFD_CLOEXEC)
     try:
         os.write(blob, _packed(request, line, gate, descriptors))
@@ -189,16 +189,26 @@ def _launch(request: Request, line: int, gate: int, descriptors: Sequence[int]) 
         os.close(blob)
 
 
+def _program() -> str:
+    try:
+        return str(find_branchfs())
+    except MountError as error:
+        raise NamespaceError(
+            f"there is no program {error.path!r}, which starts sandboxes; nothing ran",
+            hint=error.hint,
+            path=error.path,
+        ) from error
+
+
 def _packed(request: Request, line: int, gate: int, descriptors: Sequence[int]) -> bytes:
     """Returns the request as JSON; text that may be any bytes has one character a byte."""
-    sandbox = request.sandbox
     fields = {
         "parent": os.getpid(),
         "line": line,
         "gate": gate,
         "descriptors": [*zip(request.numbers, descriptors, strict=True)],
-        "argv": [*map(_text, request.argv)],
-        "environment": [(_text(k), _text(v)) for k, v in request.environment.items()],
+        "argv": [*map(text_of, request.argv)],
+        "environment": [(text_of(k), text_of(v)) for k, v in request.environment.items()],
         "owner": request.owner,
         "user": request.user,
         "is_sandboxed": request.is_sandboxed,
@@ -211,25 +221,9 @@ def _packed(request: Request, line: int, gate: int, descriptors: Sequence[int]) 
         "wall_seconds": request.wall_seconds,
         "filter": seccomp.program(syscalls.MACHINE).decode("latin-1"),
         "open_files": rlimits.open_files_before(),
-        "sandbox": {
-            "view": _text(sandbox.view),
-            "at": _text(sandbox.at),
-            "mount": None if sandbox.mount is None else _text(sandbox.mount),
-            "private": [*map(_text, sandbox.private)],
-            "hide": [*map(_text, sandbox.hide)],
-            "network": sandbox.network,
-            "home": None if sandbox.home is None else _text(sandbox.home),
-            "beside": [(_text(source), _text(place)) for source, place in sandbox.beside],
-            "caches": [*map(_text, sandbox.caches)],
-            "directory": None if sandbox.directory is None else _text(sandbox.directory),
-            "keep": [*map(_text, sandbox.keep)],
-        },
+        "sandbox": packed(request.sandbox),
     }
     return json.dumps(fields).encode()
-
-
-def _text(text: str | os.PathLike[str]) -> str:
-    return os.fsencode(text).decode("latin-1")
 
 
 def _reap(pid: int, *, is_waited_for: bool) -> None:
@@ -316,6 +310,8 @@ def _ask_server(request: Request, line: int, gate: int, descriptors: Sequence[in
 
     from branching.process.sandbox import fork_server_client
 
+    if request.is_sandboxed:
+        request = request._replace(program=_program())
     blob = os.memfd_create("request", os.MFD_CLOEXEC)
     with open(blob, "wb") as file:
         pickle.dump(request, file)

@@ -1,4 +1,4 @@
-"""A network of one's own, with nothing in it but the loopback interface, up."""
+"""Creates a network namespace with only the loopback interface, which is up."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 def enter() -> None:
     """Moves this process into a new network namespace.
 
-    Where our own capabilities do not reach into it (a container's root lacks NET_ADMIN) a helper
-    makes it inside a user namespace, whose owner has them all, and we enter it from outside.
+    Without the capability to configure it (a container's root lacks NET_ADMIN), a helper process
+    creates it in a user namespace, where it has all capabilities, and this process enters it.
     """
     syscalls.unshare(syscalls.CLONE_NEWNET)
     try:

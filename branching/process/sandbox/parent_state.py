@@ -14,13 +14,13 @@ _ROW = re.compile(rb"^(CapEff|SigIgn|Umask):\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 class ParentState(NamedTuple):
-    """This program, at the moment."""
+    """The state of this program that a sandboxed process inherits."""
 
     umask: int
     ignored_signals: tuple[int, ...]
-    """Those that we ignore because our caller did (nohup)."""
+    """The signals that this program ignores because its caller did (nohup)."""
     is_privileged: bool
-    """We may make namespaces without being root in one of our own first."""
+    """Whether it can make namespaces without a user namespace around them."""
 
     @staticmethod
     def read() -> ParentState:
@@ -43,7 +43,8 @@ def _may_make_namespaces(capabilities: int) -> bool:
 
 @cache
 def _heeded() -> tuple[int, ...]:
-    """Some engines ignore all signals. Python itself ignores two; those that the C library keeps to
-    itself nobody can set.
+    """Returns the signals that the process can inherit as ignored.
+
+    Some engines ignore all signals. Python itself ignores two of them.
     """
     return tuple(map(int, signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}))

@@ -14,12 +14,11 @@ import pickle
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from branching._exit_codes import EXIT_KILLED
-from branching._linux import fd_passing, mountinfo, syscalls
-from branching.process.sandbox import init_process, privileges, rootfs
+from branching._linux import fd_passing, syscalls
+from branching.process.sandbox import init_process, privileges
 from branching.process.sandbox.config import Sandbox
 
 _REQUEST = b"request"
@@ -66,13 +65,15 @@ class PreforkedInit:
         return False
 
     def let_go(self) -> None:
-        """Sends nothing more: without a request it ends."""
+        """Closes the connection. Without a request the init ends."""
         self._stream.close()
 
 
 def fork_for(flags: int, ours: Sequence[int], descriptors: list[int]) -> int:
-    """Forks an init for a request that is here already; returns its pid. OSError when that cannot
-    be had.
+    """Forks an init that gets its request from `descriptors`, and returns its pid.
+
+    Raises:
+        OSError: The namespaces are not available.
     """
     return _fork(flags, ours, lambda: init_process.run(descriptors))
 
@@ -99,8 +100,9 @@ def _wait(its: socket.socket, *, is_sandboxed: bool) -> None:
 
 
 def _rehearse(*, is_sandboxed: bool) -> None:
-    """Does ahead what init can do without a request, or would do: once in vain, to have the pages
-    that it writes on copied by then. Changes nothing but this process.
+    """Runs the code that init runs for a request, once without effect.
+
+    The memory pages that it writes are copied in advance. Only this process is changed.
     """
     pickle.loads(pickle.dumps(Sandbox(view=Path("/"), at=Path("/"))))
     json.dumps({"status": 0, "cpu": 0.0})
@@ -109,7 +111,4 @@ def _rehearse(*, is_sandboxed: bool) -> None:
     with one, other:
         socket.send_fds(one, [b"hello"], [0])
     if is_sandboxed:
-        mountinfo.read_table()
-        rootfs.bound_sockets()
-        with suppress(OSError):  # the next request reports it
-            privileges.give_up_first()
+        privileges.leave_keyring()

@@ -1,4 +1,4 @@
-"""Gives up all privileges, for good. Runs in init, before anything of the user's runs."""
+"""Gives up all privileges permanently. Runs in init, before any code of the user runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def give_up(
     *,
     is_session: bool = False,
 ) -> None:
-    """Becomes `owner`, if given, and someone who can never become anybody else.
+    """Becomes `owner`, if given, and makes any later change of the user impossible.
 
     `writable` and `outputs` are for Landlock: the only places and open files to write to. A session
     keeps CAP_SYS_ADMIN in its own user namespace, permitted but not effective: a child that it
@@ -33,9 +33,10 @@ def give_up(
     if is_session:  # what is not in the bounding set cannot be made inheritable any more
         low = 0xFFFFFFFF
         syscalls.set_capabilities(permitted=low, effective=low, inheritable=admin)
-    give_up_first()
+    leave_keyring()
+    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
+    _drop_bounding_set()
     if is_session:
-        _drop_bounding_set()  # the new user namespace has filled it again
         syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)
         if owner is not None:
             os.setresgid(owner[1], owner[1], owner[1])
@@ -52,21 +53,19 @@ def give_up(
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     landlock.restrict(writable, outputs)
     syscalls.install_filter(call_filter.program(syscalls.MACHINE, is_session=is_session))
-    # Changing the user has cleared it. Whoever made us is to take us along.
+    # The change of the user has cleared it: this process ends with its parent.
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @cache
-def give_up_first() -> None:
-    """Gives up what is neither needed to make a sandbox nor a matter of what is asked for. It is
-    done once in a process: an init that waits for its request does it meanwhile.
+def leave_keyring() -> None:
+    """Gives up the caller's keys, once in a process: an init that waits for its request does it
+    meanwhile.
     """
     try:
         syscalls.join_new_keyring()
     except OSError:
         pass  # a container's filter refuses all that has to do with keys, also to read them
-    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
-    _drop_bounding_set()
 
 
 def _drop_bounding_set() -> None:

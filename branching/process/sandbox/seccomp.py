@@ -1,12 +1,12 @@
 """The system calls that a sandboxed process may not make, as a program for the kernel's filter.
 
 What is refused is what an ordinary user has no use for and what an attacker wants most: making
-namespaces and mounts (a way to capabilities of one's own), keys (shared between processes of a
+namespaces and mounts (a way to get capabilities), keys (shared between processes of a
 user), loading code into the kernel, and typing into the terminal (TIOCSTI: a command on our
 terminal could type into the shell that started it); and what goes past filters and namespaces:
 rings (io_uring) and unusual sockets. So is what changes the priority, processors or limits of the
 sandbox's first process, which keeps the time limit and has the same user. The list is that of a
-container without SYS_ADMIN; a filter that the container has stays in force beside ours.
+container without SYS_ADMIN; a filter of the container stays in force as well.
 
 Numbers differ by architecture, and a process can make calls of more than one: each that the
 machine can run has its own table, all others are refused.
