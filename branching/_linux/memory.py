@@ -50,7 +50,7 @@ class Mapping(NamedTuple):
 
 
 def parse(line: str) -> Mapping | None:
-    """Parses a line of /proc/PID/maps; None if it is none."""
+    """Parses a line of /proc/PID/maps. Returns None for any other line."""
     if match := _LINE.match(line):
         start, end, offset = (int(match[n], 16) for n in (1, 2, 4))
         return Mapping(start, end - start, match[3], offset, match[5], int(match[6]), match[7])

@@ -28,7 +28,7 @@ def raise_open_files() -> None:
 
 
 def restore_open_files(pid: int) -> None:
-    """Gives a process that was just started what we had before."""
+    """Sets the limits of a process that was just started to the earlier ones of this process."""
     if _before is not None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, _before)
 

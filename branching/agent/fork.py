@@ -242,7 +242,7 @@ class Fork:
 
 
 def check_specs(specs: Sequence[BranchSpec]) -> None:
-    """Raises ValueError for specs that no fork can be made of."""
+    """Raises ValueError for specs that do not describe a valid fork."""
     if not specs:
         raise ValueError("a fork needs at least one branch")
     labels = [spec.label.strip() for spec in specs]

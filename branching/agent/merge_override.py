@@ -134,7 +134,7 @@ class Override:
         return True
 
     def take(self, branch_id: str) -> FlushReport:
-        """Puts the files to what they were before the winner, and then to the branch's."""
+        """Restores the files from before the merge, and merges the files of the branch."""
         place, record = self._place, self._record
         if branch_id == record.winner:
             raise ForkStateError(f"branch {branch_id} is the merged branch")

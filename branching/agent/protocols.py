@@ -135,7 +135,7 @@ class CheckpointStore(Protocol):
     def save(self, checkpoint: Checkpoint) -> None: ...
     def get(self, checkpoint_id: str) -> Checkpoint | None: ...
     def newest(self, branch: str | None) -> Checkpoint | None:
-        """Returns the newest one of a branch, or of main."""
+        """Returns the newest checkpoint of a branch, or of main."""
 
     def list_all(self) -> list[Checkpoint]:
         """Lists them, the oldest first."""

@@ -155,13 +155,13 @@ def app_for(words: list[str]) -> typer.Typer:
         words: The command line.
     """
     if words in ([], ["-h"], ["--help"], ["--version"]):
-        return _made([])
+        return _application([])
     if words[0] in _COMMANDS and not has_settings():
-        return _made([words[0]])
-    return _made(_COMMANDS)
+        return _application([words[0]])
+    return _application(_COMMANDS)
 
 
-def _made(names: Iterable[str]) -> typer.Typer:
+def _application(names: Iterable[str]) -> typer.Typer:
     """Returns an application with some of the commands."""
     made = typer.Typer(
         cls=_GroupedCommands,
@@ -189,5 +189,5 @@ def _made(names: Iterable[str]) -> typer.Typer:
 def __getattr__(name: str) -> typer.Typer:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()["app"] = _made(_COMMANDS)
+    globals()["app"] = _application(_COMMANDS)
     return globals()["app"]  # type: ignore[no-any-return]

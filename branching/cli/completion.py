@@ -12,7 +12,7 @@ COMPLETE_VARIABLE = "_BRANCHING_COMPLETE"
 
 
 class Shell(str, Enum):
-    """The shells that are known."""
+    """The supported shells."""
 
     bash = "bash"
     zsh = "zsh"

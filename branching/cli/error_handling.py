@@ -73,12 +73,12 @@ def handle_errors(*, json: bool) -> Iterator[None]:
         sys.stdout = None
         raise SystemExit(EXIT_SIGNAL_BASE + signal.SIGPIPE) from None
     except OSError as error:
-        _fail(EXIT_OURS, _told(error), None, json=json)
+        _fail(EXIT_OURS, _system_message(error), None, json=json)
     except ValueError as error:
         _fail(EXIT_OURS, str(error), None, json=json)
 
 
-def _told(error: OSError) -> str:
+def _system_message(error: OSError) -> str:
     """Returns what the system said, without its number, and of which file."""
     if error.strerror is None:
         return str(error)

@@ -74,7 +74,7 @@ class Plan:
     each: Budget = field(default_factory=Budget)
     group: Budget = field(default_factory=Budget)
 
-    def told(self) -> dict[str, Any]:
+    def saved_options(self) -> dict[str, Any]:
         """Returns the options to save with the fork; budgets are saved separately."""
         return {"commands": self.commands, "choice": asdict(self.choice)}
 
@@ -141,7 +141,7 @@ class ForkCommand:
 
     async def _forked(self) -> MergeResult | None:
         plan = self._plan
-        about = {**self._kept.new(), **plan.told()}
+        about = {**self._kept.new(), **plan.saved_options()}
         coordinator = ForkCoordinator(**self._options())
         specs = [
             BranchSpec(label, _text(command), budget=plan.each)

@@ -177,7 +177,7 @@ def finish(
         noun: What the command calls a candidate.
         score: Name the score of the winner.
     """
-    kept = _kept(outcome)
+    kept = _open_branches(outcome)
     note_privileges(outcome.changes)
     if outcome.branch is not None:
         note_rest(outcome.branch.name, outcome.remaining)
@@ -356,7 +356,7 @@ def exit_code(outcome: SpeculationOutcome) -> int:
     return EXIT_NOTHING_SUCCEEDED
 
 
-def _kept(outcome: SpeculationOutcome) -> list[str]:
+def _open_branches(outcome: SpeculationOutcome) -> list[str]:
     """Returns the names of the branches that are still open."""
     names = [result.branch_name for result in outcome.all_results if result.kept]
     branch = outcome.branch
@@ -370,4 +370,4 @@ def _kept(outcome: SpeculationOutcome) -> list[str]:
 def _action(outcome: SpeculationOutcome) -> str:
     if outcome.committed:
         return "committed"
-    return "kept" if _kept(outcome) else "aborted"
+    return "kept" if _open_branches(outcome) else "aborted"

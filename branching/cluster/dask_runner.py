@@ -163,7 +163,7 @@ class _DaskStore:
                     deadline = time.monotonic() + _AGAIN_SECONDS
                     self.pass_on(_Lost(reference))
                 elif time.monotonic() > deadline or self.is_cancelled(""):
-                    raise EngineError(_said(error)) from error
+                    raise EngineError(_error_text(error)) from error
                 time.sleep(_POLL_SECONDS)
                 continue
             assert isinstance(data, bytes)
@@ -220,7 +220,7 @@ class _DaskEngine:
             (future,) = self._client.scatter([data], workers=workers, broadcast=True, hash=False)
         except Exception as error:  # TimeoutError if there is no worker, and what Dask raises
             raise ClusterError(
-                f"the base could not be sent to the workers: {_said(error)}; nothing was run"
+                f"the base could not be sent to the workers: {_error_text(error)}; nothing was run"
             ) from error
         self._put[future.key] = future
         with self._lock:
@@ -328,7 +328,7 @@ class _DaskEngine:
             found = self._client.run(_part_of_result, key, part, workers=[task.worker])
             return found[task.worker]
         except (Exception, CancelledError) as error:  # Dask has no base class for what it raises
-            raise EngineError(_said(error)) from error
+            raise EngineError(_error_text(error)) from error
 
 
 @dataclass(frozen=True)
@@ -436,7 +436,7 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0]
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if isinstance(error, EngineError):
         return str(error)

@@ -74,9 +74,9 @@ class MountLease:
         return is_temporary(self.point)
 
     def is_shared(self) -> bool:
-        """Tells whether another process uses the mount."""
+        """Returns whether another process uses the mount."""
         assert self._lease is not None, "it is in use by us"
-        with self._turn():
+        with self._mount_lock():
             is_alone = _is_alone(self._lease)
             flock.lock(self._lease, is_shared=True)
         return not is_alone
@@ -91,7 +91,7 @@ class MountLease:
             return  # in a forked process: the lease is the parent's
         if self._lease is None:
             return
-        with defer_sigint(), self._turn():
+        with defer_sigint(), self._mount_lock():
             is_last = self._program is not None and _is_alone(self._lease)
             os.close(self._lease)
             self._lease = None
@@ -104,9 +104,9 @@ class MountLease:
         except OSError:
             return False  # it does not exist, or is not a regular file
 
-    def _turn(self) -> AbstractContextManager[None]:
+    def _mount_lock(self) -> AbstractContextManager[None]:
         # If the directory was moved or removed, no process can find its mount by it any more.
-        return _turn(self._base) if self._base.is_dir() else nullcontext()
+        return _mount_lock(self._base) if self._base.is_dir() else nullcontext()
 
     def _unmount(self, program: Path) -> None:
         deadline = time.monotonic() + BUSY_SECONDS_MAX
@@ -180,7 +180,7 @@ def acquire_mount(
     program = find_branchfs()
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
-        with _turn(base):
+        with _mount_lock(base):
             for point in _mounts_of(base):
                 lease = _lease(point)
                 if lease is not None:
@@ -214,7 +214,7 @@ def mount(
     """
     deadline = time.monotonic() + SETTLE_SECONDS_MAX
     while True:
-        with _turn(base):
+        with _mount_lock(base):
             try:
                 return _mounted(
                     base,
@@ -408,7 +408,7 @@ def _lease(point: Path) -> int | None:
 
 
 @contextmanager
-def _turn(base: Path) -> Iterator[None]:
+def _mount_lock(base: Path) -> Iterator[None]:
     """Holds the lock that serializes mounting and unmounting `base`."""
     open_closed()
     try:

@@ -343,7 +343,7 @@ class Backend(Protocol):
         """
 
     def commit_changes(self, commit: int) -> tuple[CommitRecord, list[Change]]:
-        """Returns a commit of the history with its changes. CommitError if there is none."""
+        """Returns a commit of the history with its changes. CommitError if it is missing."""
 
     def undo(
         self, commit: int | None = None, *, force: bool = False, dry_run: bool = False

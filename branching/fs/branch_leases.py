@@ -69,7 +69,7 @@ class BranchLeases:
         """Returns the file's descriptor. The daemon adds lines to it."""
         with self._lock:
             if self._file is None:
-                self._path, self._file = in_agents_directory(self._space, self._made)
+                self._path, self._file = in_agents_directory(self._space, self._create_file)
             return self._file
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class BranchLeases:
     def _write(self, line: str) -> None:
         os.write(self.file(), line.encode())
 
-    def _made(self, directory: Path, here: int) -> tuple[Path, int]:
+    def _create_file(self, directory: Path, here: int) -> tuple[Path, int]:
         name = f"{self._prefix}{os.urandom(4).hex()}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         file = open_file(f".{name}", flags, directory=here)

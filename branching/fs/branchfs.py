@@ -318,7 +318,7 @@ def read_control_path(root: Path | int) -> str:
     """Asks a mount's root, or a descriptor of it, for the control socket. OSError if it is none.
 
     Only BranchFS answers for the root of its file system. In any other directory, also in one of
-    the file system that is mounted elsewhere, the attribute may be set by whoever owns it.
+    the file system that is mounted elsewhere, the attribute may be set by its owner.
     """
     point = root if isinstance(root, Path) else Path(f"/proc/self/fd/{root}").readlink()
     found = [mount for mount in read_mounts() if mount.directory == point]

@@ -1,6 +1,6 @@
 """DaxFS as a backend: a kernel module whose branches are mounts of their own.
 
-    /mnt/daxfs                              main, read-only; whoever wants DaxFS has mounted it
+    /mnt/daxfs                              main, read-only; the user has mounted it
     /run/branching/daxfs/KEY/               the store: KEY is a hash of main's path
     /run/branching/daxfs/KEY/ID/NAME        a branch; its mount has main's path as its source
 
@@ -105,7 +105,7 @@ class DaxFS:
 
     @staticmethod
     def serves(mount: Mount) -> bool:
-        """Tells a DaxFS mount that shows a branch. Images without branches are ordinary mounts."""
+        """Returns whether a DaxFS mount shows a branch, unlike that of an image alone."""
         return mount.fstype == "daxfs" and _branch_of(mount) is not None
 
     def check_call(self, *, is_nested: bool, is_part: bool, is_compared: bool) -> None:
@@ -347,7 +347,7 @@ class DaxFS:
     def _mount_main_again(self) -> None:
         main = self._main()
         if main is None:
-            return  # somebody has unmounted it, and sees the commit when it is mounted
+            return  # it was unmounted: the commit is visible after the next mount
         self._mount(main, self.root, {"source": main.source}, is_beneath=True)
         syscalls.unmount(str(self.root))
 
@@ -493,7 +493,7 @@ def _reconfigure_when_idle(point: Path) -> None:
 def _remove_directories(point: Path) -> None:
     with suppress(FileNotFoundError):
         point.rmdir()
-    with suppress(OSError):  # not empty: it is not ours
+    with suppress(OSError):  # not empty: not created by this program
         point.parent.rmdir()
 
 

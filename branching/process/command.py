@@ -156,7 +156,7 @@ class Command:
             pipes = stack.enter_context(Pipes(self._sinks, self._owner, self._score))
             stack.enter_context(self._supervisor)
             if self._pty_proxy is not None:
-                stack.enter_context(self._pty_proxy.lent())
+                stack.enter_context(self._pty_proxy.forwarding())
             if self._supervisor.is_kill_asked:
                 reason = "killed before it was started"
                 return Ended(exit_code=EXIT_KILLED, how="cancelled", reason=reason)
@@ -169,7 +169,7 @@ class Command:
             is_cancelled = timed_out = False
             try:
                 has_ended = self._supervisor.supervise(
-                    process, pipes, self._left(started), self._on_readable
+                    process, pipes, self._remaining_seconds(started), self._on_readable
                 )
                 is_cancelled = self._supervisor.is_kill_asked
                 if not has_ended:
@@ -192,7 +192,7 @@ class Command:
                 disk_refusals=self._disk_refusals(),
             )
 
-    def _left(self, started: float) -> float | None:
+    def _remaining_seconds(self, started: float) -> float | None:
         until = self._deadline
         if self._wall_seconds is not None:
             until = min(until, started + self._wall_seconds)

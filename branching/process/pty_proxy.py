@@ -41,7 +41,7 @@ _OUTPUT = 1
 
 
 class PtyProxy:
-    """The pseudo-terminal of one command. Use it in `with proxy.lent():`."""
+    """The pseudo-terminal of one command. Use it in `with proxy.forwarding():`."""
 
     is_own = True
 
@@ -104,7 +104,7 @@ class PtyProxy:
         self._is_decided.set()
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def forwarding(self) -> Iterator[None]:
         """Forwards input and output from `begin` until the end of the `with`."""
         shower = threading.Thread(target=self._show, name="terminal output", daemon=True)
         typist = threading.Thread(target=self._type, name="keys", daemon=True)
@@ -136,7 +136,7 @@ class PtyProxy:
     def take_back(self) -> None:
         """Does nothing: our group has stayed the foreground group."""
 
-    def stop_along(self, leader: int) -> None:  # noqa: ARG002  (as of a terminal that is lent)
+    def stop_along(self, leader: int) -> None:  # noqa: ARG002  (as of a terminal that is forwarding)
         """Stops our own group after the command was stopped; returns when it is continued."""
         until = time.monotonic() + _QUIET_SECONDS_MAX
         while self._has_more() and time.monotonic() < until:
@@ -209,7 +209,7 @@ class PtyProxy:
             return False
 
     def _enter_raw(self) -> bool:
-        """Sets our terminal to raw mode if we are in the foreground."""
+        """Sets the caller's terminal to raw mode if this process is in the foreground."""
         with self._keys_lock:
             if not self._is_raw and self._is_in_front():
                 self._settings = termios.tcgetattr(self._ours)

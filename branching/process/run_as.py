@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT_VARIABLE = "BRANCHING_ROOT"
-"""With the value 1, commands stay root where we are root."""
+"""With the value 1, commands run as root if this process is root."""
 
 
 class Owner(NamedTuple):

@@ -109,7 +109,7 @@ class SandboxedProcess:
         return self._started.await_end(0)
 
     def finish(self) -> ExitStatus:
-        """Kills what is left, waits for its end, and tells how it ended."""
+        """Kills the remaining processes, waits for their end, and returns how the process ended."""
         try:
             if not self.has_ended():
                 self._started.kill()

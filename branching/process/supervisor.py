@@ -74,7 +74,7 @@ class Supervisor:
 
     @property
     def is_kill_asked(self) -> bool:
-        """Somebody asked for its end."""
+        """Its end was requested."""
         return self._kill_asked_at is not None
 
     def kill(self, grace_seconds: float = 0.0) -> None:

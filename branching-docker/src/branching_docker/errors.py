@@ -42,4 +42,4 @@ class EngineError(WrapperError):
 
 
 class ImageError(WrapperError):
-    """The image is not there and nothing was built or pulled in its place."""
+    """The image does not exist, and none was built or pulled."""

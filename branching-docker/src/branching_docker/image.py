@@ -1,4 +1,4 @@
-"""The image: whether it is there, of which version, and how it is built."""
+"""Finds, checks and builds the image."""
 
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ class _NamingPacker(pickle.Pickler):
 
 
 def _is_named(thing: Any, module: str, qualified: str) -> bool:
-    """Tells whether a class or function is the one of that name in that module."""
+    """Returns whether a class or function is the one of that name in that module."""
     if not isinstance(thing, (type, types.FunctionType)) or thing.__module__ != module:
         return False
     found: Any = sys.modules.get(module)

@@ -213,7 +213,7 @@ def _understood(told: Any) -> CallOutcome:
         return CallOutcome(value=rest[0])
     if kind == "exception":
         cls, args, state, text = rest
-        return CallOutcome(exception=_made(cls, args, state, str(text)))
+        return CallOutcome(exception=_rebuild_exception(cls, args, state, str(text)))
     message, text = map(str, rest)
     error = ProcessBranchError(message)
     if text:
@@ -221,14 +221,14 @@ def _understood(told: Any) -> CallOutcome:
     return CallOutcome(exception=error)
 
 
-def _made(cls: Any, args: Any, state: Any, text: str) -> BaseException:
+def _rebuild_exception(cls: Any, args: Any, state: Any, text: str) -> BaseException:
     """Makes an exception again without calling an __init__ of the program's: it may take other
     arguments than it passes on.
     """
     if not (isinstance(cls, type) and issubclass(cls, BaseException) and isinstance(args, tuple)):
         raise TypeError("it is not an exception")
-    error: BaseException = safe_unpickle.bare(cls, args)
+    error: BaseException = safe_unpickle.construct(cls, args)
     error.args = args
-    safe_unpickle.fill(error, state)
+    safe_unpickle.restore_state(error, state)
     error.__cause__ = RemoteTraceback(text)
     return error

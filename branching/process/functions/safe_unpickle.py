@@ -56,7 +56,7 @@ _ITERABLE: tuple[type, ...] = (
     *(list, tuple, dict, set, frozenset, type),
 )
 """What a container may be made of: it exists, and so is as large as the bytes were. A range or
-a network of addresses would be made into a list of whatever length."""
+a network of addresses would be made into a list of any length."""
 _OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 """Methods that are not written in Python, and so do not look at what else an instance has."""
 _FRACTION = re.compile(r"-?\d+(/\d+)?")
@@ -81,8 +81,8 @@ def load(stream: Any, originals: Sequence[object], accept: Sequence[type]) -> An
     return _RestrictedUnpickler(stream, originals, accept).load()
 
 
-def fill(thing: Any, state: Any) -> None:
-    """Puts attributes into an instance without a word of its class's."""
+def restore_state(thing: Any, state: Any) -> None:
+    """Sets attributes of an instance without running code of its class."""
     pair = state if type(state) is tuple and len(state) == 2 else (state, None)
     for attributes in filter(None, pair):
         for name, value in dict(attributes).items():
@@ -95,17 +95,17 @@ def fill(thing: Any, state: Any) -> None:
                 object.__getattribute__(thing, "__dict__")[sys.intern(name)] = value
 
 
-def bare(kind: Any, arguments: Any) -> Any:
+def construct(kind: Any, arguments: Any) -> Any:
     """Makes an instance by the plain type that its class is built upon."""
     if not isinstance(kind, type):
         raise NotAcceptedError(f"{_named(kind)} that is to be a class")
-    _refuse_mortal(kind)
+    _reject_finalizers(kind)
     base = next(base for base in kind.__mro__ if "__new__" in vars(base) and _is_plain(base))
     if base is object:
         return object.__new__(kind)
     if base is tuple and hasattr(kind, "_fields"):  # a named tuple, which counts its fields
         return tuple.__new__(kind, arguments)
-    _refuse_endless(base, arguments)
+    _reject_unbounded(base, arguments)
     if kind.__module__ == "builtins" and issubclass(kind, BaseException):
         return kind(*arguments)  # some have fields of their own
     return base.__new__(kind, *arguments)
@@ -166,7 +166,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
         arguments = self.stack.pop()
         kind = self.stack[-1]
         is_named = any(kind is named for named in self._accept)
-        made = kind.__new__(kind, *arguments) if is_named else bare(kind, arguments)
+        made = kind.__new__(kind, *arguments) if is_named else construct(kind, arguments)
         self.stack[-1] = self._noted(made)
 
     def _called(self, maker: Any, arguments: Any) -> Any:
@@ -175,7 +175,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
         if isinstance(maker, type) and issubclass(maker, enum.Enum):
             return _member(maker, *arguments)
         if isinstance(maker, type) and issubclass(maker, BaseException):
-            return self._noted(bare(maker, arguments))
+            return self._noted(construct(maker, arguments))
         for argument in arguments:
             kind = argument if isinstance(argument, type) else type(argument)
             if maker is not collections.defaultdict and function_pickle.is_own_code(
@@ -184,7 +184,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
                 raise NotAcceptedError(f"{_named(maker)} of {_named(kind)}")
         if isinstance(maker, type):
             _refuse_active(maker)
-            _refuse_endless(maker, arguments)
+            _reject_unbounded(maker, arguments)
         elif id(maker) not in self._makers:
             raise NotAcceptedError(f"call of {_named(maker)}")
         return self._noted(maker(*arguments))
@@ -196,7 +196,7 @@ class _RestrictedUnpickler(pickle._Unpickler):
             raise NotAcceptedError(f"change of {_named(thing)}")
         kind, set_state = _provided(type(thing), "__setstate__")
         if set_state is None or kind is BaseException:
-            fill(thing, state)
+            restore_state(thing, state)
         elif any(type(thing) is named for named in self._accept) or _sets_state(set_state):
             thing.__setstate__(state)
         else:
@@ -206,23 +206,23 @@ class _RestrictedUnpickler(pickle._Unpickler):
 
     def _append(self) -> None:
         item = self.stack.pop()
-        _grower(self.stack[-1], "append")(item)
+        _container_method(self.stack[-1], "append")(item)
 
     def _appends(self) -> None:
         items = self.pop_mark()  # type: ignore[attr-defined]
-        _grower(self.stack[-1], "extend")(items)
+        _container_method(self.stack[-1], "extend")(items)
 
     def _add(self) -> None:
         items = self.pop_mark()  # type: ignore[attr-defined]
-        _grower(self.stack[-1], "update")(items)
+        _container_method(self.stack[-1], "update")(items)
 
     def _set(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        _grower(self.stack[-1], "__setitem__")(key, value)
+        _container_method(self.stack[-1], "__setitem__")(key, value)
 
     def _sets(self) -> None:
         items = self.pop_mark()  # type: ignore[attr-defined]
-        put = _grower(self.stack[-1], "__setitem__")
+        put = _container_method(self.stack[-1], "__setitem__")
         for place in range(0, len(items), 2):
             put(items[place], items[place + 1])
 
@@ -258,7 +258,7 @@ def _is_plain(kind: Any) -> bool:
     return kind.__name__ in _HARMLESS.get(kind.__module__, ())
 
 
-def _refuse_mortal(kind: type) -> None:
+def _reject_finalizers(kind: type) -> None:
     """Refuses instances whose end does something: with the files or processes they hold, say."""
     if hasattr(kind, "__del__"):
         raise NotAcceptedError(f"{_named(kind)}, which has a finalizer")
@@ -266,13 +266,13 @@ def _refuse_mortal(kind: type) -> None:
 
 def _refuse_active(kind: type) -> None:
     """Refuses a class that is not made as the plain type it is built upon."""
-    _refuse_mortal(kind)
+    _reject_finalizers(kind)
     is_plain = all(_is_plain(_provided(kind, step)[0]) for step in ("__new__", "__init__"))
     if not is_plain or type(kind).__call__ is not type.__call__:
         raise NotAcceptedError(f"{_named(kind)}, which has its own constructor")
 
 
-def _refuse_endless(kind: type, arguments: Any) -> None:
+def _reject_unbounded(kind: type, arguments: Any) -> None:
     """Refuses what could become larger than the bytes that ask for it."""
     if issubclass(kind, (str, bytes, tuple, set, frozenset, dict)) or hasattr(kind, "extend"):
         if not all(type(argument) in _ITERABLE for argument in arguments):
@@ -295,7 +295,7 @@ def _sets_state(set_state: Any) -> bool:
     return module in _SETTING_STATE
 
 
-def _grower(container: Any, name: str) -> Any:
+def _container_method(container: Any, name: str) -> Any:
     """Returns the method of the plain container that something is built upon."""
     for base in type(container).__mro__:
         if isinstance(vars(base).get(name), _OF_C) and _is_plain(base):

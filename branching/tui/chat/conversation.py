@@ -1,4 +1,4 @@
-"""The parent's conversation: one run at a time, said into the transcript of the overview."""
+"""The parent's conversation: one run at a time, written to the transcript of the overview."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from branching.tui.formatting import failure
 
 
 class Conversation:
-    """One chat's. What a failed or stopped run said is no part of its history."""
+    """The conversation of one chat, without the messages of failed or stopped runs."""
 
     def __init__(
         self, chat_agent: ChatAgent, said: Transcripts, history: Any, on_said: Callable[[str], None]
