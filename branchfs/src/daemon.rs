@@ -140,7 +140,7 @@ fn run_logged(options: &Options, ready: impl FnOnce() + Send) -> Result<()> {
     let filesystem = Arc::new(BranchFilesystem::new(Arc::clone(workspace.mount())));
     if options.control_files {
         let control_files = ControlFiles::new(Arc::downgrade(&workspace));
-        filesystem.show_control_files(Box::new(control_files));
+        filesystem.views.show_control_files(Box::new(control_files));
     }
     let served = serve(&workspace, &filesystem, info, control, chosen.driver, options, ready);
     // The socket's directory is shared with other mounts and stays.
@@ -175,7 +175,7 @@ fn serve(
         let probe = workspace.store().join("format");
         let probe =
             branchfs_core::no_follow::open_file(&probe, rustix::fs::OFlags::RDONLY).at(&probe)?;
-        filesystem.offer_passthrough(probe.into());
+        filesystem.passthrough.offer(probe.into());
     }
     let mount =
         MountOptions { source: workspace.base(), subtype: "branchfs", passthrough_depth: stacking };

@@ -5,29 +5,27 @@
 //! a branch that is gone answers ESTALE.
 
 mod control_file;
-mod create;
 mod fuse_ops;
-mod io;
 mod kernel;
 mod listing;
 mod passthrough;
+mod views;
 
-use std::ffi::{OsStr, OsString};
-use std::os::fd::OwnedFd;
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use branchfs_core::mount::{MAIN, Mount, MountedBranch, ViewId};
-use branchfs_core::vfs::{self, BackingFiles};
+use branchfs_core::vfs;
 use branchfs_core::view::{NodeIndex, ROOT, View};
-use branchfs_fuse::{
-    Attributes, Capabilities, Entry, FOREVER, FsResult, KernelNotifier, NodeId, Time,
-};
+use branchfs_fuse::{Attributes, Entry, FOREVER, KernelNotifier, NodeId, Time};
 
 pub(crate) use control_file::ControlFile;
-use kernel::Kernel;
+use kernel::{Kernel, Notifications};
+use passthrough::Passthrough;
+use views::Views;
 
 /// Bits of a node number that name the node within its view.
 const INDEX_BITS: u32 = 40;
@@ -41,33 +39,22 @@ const PRIVATE_XATTR: &str = "user.branchfs.private";
 
 /// The filesystem of one mount.
 pub(crate) struct BranchFilesystem {
-    mount: Arc<Mount>,
+    pub(crate) views: Views,
+    pub(crate) passthrough: Passthrough,
+    pub(crate) notifications: Notifications,
     control_socket: OnceLock<OsString>,
     private: OnceLock<Vec<u8>>,
-    capabilities: OnceLock<Capabilities>,
-    kernel: OnceLock<Arc<dyn KernelNotifier>>,
-    backing_files: OnceLock<Arc<dyn BackingFiles>>,
-    /// Why passthrough is not used; empty if it is used. Known after INIT.
-    passthrough: OnceLock<String>,
-    /// A file of the store, to try passthrough with.
-    probe: OnceLock<OwnedFd>,
-    /// Set where the mount has control files.
-    control_file: OnceLock<Box<dyn ControlFile>>,
 }
 
 impl BranchFilesystem {
     /// The filesystem of the views in `mount`.
     pub(crate) fn new(mount: Arc<Mount>) -> Self {
         Self {
-            mount,
+            views: Views::new(mount),
+            passthrough: Passthrough::default(),
+            notifications: Notifications::default(),
             control_socket: OnceLock::new(),
             private: OnceLock::new(),
-            capabilities: OnceLock::new(),
-            kernel: OnceLock::new(),
-            backing_files: OnceLock::new(),
-            passthrough: OnceLock::new(),
-            probe: OnceLock::new(),
-            control_file: OnceLock::new(),
         }
     }
 
@@ -80,68 +67,30 @@ impl BranchFilesystem {
     ) {
         let paths: Vec<&[u8]> = private.iter().map(|path| path.as_os_str().as_bytes()).collect();
         let adapter = Arc::new(Kernel(Arc::clone(&kernel)));
-        self.mount.connect(Arc::clone(&adapter) as _);
-        let _ = self.backing_files.set(adapter); // these are set once, at start
-        let _ = self.kernel.set(kernel);
-        let _ = self.control_socket.set(control_socket.as_os_str().to_os_string());
+        self.views.mount.connect(Arc::clone(&adapter) as _);
+        self.passthrough.connect(adapter);
+        self.notifications.connect(kernel);
+        let _ = self.control_socket.set(control_socket.as_os_str().to_os_string()); // set once, at start
         let _ = self.private.set(paths.join(&0));
     }
+}
 
-    /// How many requests of each kind the kernel has sent so far.
-    pub(crate) fn requests(&self) -> Vec<(&'static str, u64)> {
-        self.kernel.get().map_or_else(Vec::new, |kernel| kernel.request_counts())
+fn entry_of(
+    mounted: &MountedBranch,
+    view: &mut View,
+    index: NodeIndex,
+    found: vfs::Attributes,
+) -> Entry {
+    let entry = entry(mounted, index, found);
+    if view.attributes_are_stable(index) {
+        entry
+    } else {
+        Entry { attributes_ttl: Duration::ZERO, ..entry }
     }
+}
 
-    fn entry_of(
-        mounted: &MountedBranch,
-        view: &mut View,
-        index: NodeIndex,
-        found: vfs::Attributes,
-    ) -> Entry {
-        let entry = entry(mounted, index, found);
-        if view.attributes_are_stable(index) {
-            entry
-        } else {
-            Entry { attributes_ttl: Duration::ZERO, ..entry }
-        }
-    }
-
-    /// Whether the kernel may cache that a name does not exist: only if all such names can be invalidated together.
-    fn may_cache_absence(&self, mounted: &MountedBranch) -> bool {
-        mounted.slot != MAIN
-            && !self.mount.has_covers()
-            && self.capabilities.get().is_some_and(|capabilities| capabilities.epoch)
-    }
-
-    fn split(node: NodeId) -> (ViewId, NodeIndex) {
-        (node.0 >> INDEX_BITS, node.0 & ((1 << INDEX_BITS) - 1))
-    }
-
-    fn at(&self, node: NodeId) -> FsResult<(Arc<MountedBranch>, NodeIndex)> {
-        let (slot, index) = Self::split(node);
-        Ok((self.mount.mounted(slot)?, index))
-    }
-
-    /// `/@name` at the root of main or of the branch's parent.
-    fn branch_entry(
-        &self,
-        mounted: &MountedBranch,
-        index: NodeIndex,
-        name: &OsStr,
-    ) -> Option<FsResult<Entry>> {
-        let branch = OsStr::from_bytes(name.as_bytes().strip_prefix(b"@")?);
-        if index != ROOT {
-            return None;
-        }
-        let found = self.mount.view_named(branch)?;
-        if mounted.slot != MAIN && found.parent != mounted.slot {
-            return None;
-        }
-        Some(
-            self.root_attributes(&found)
-                .map(|attributes| Entry { entry_ttl: FOREVER, ..entry(&found, ROOT, attributes) }),
-        )
-    }
+fn split(node: NodeId) -> (ViewId, NodeIndex) {
+    (node.0 >> INDEX_BITS, node.0 & ((1 << INDEX_BITS) - 1))
 }
 
 /// How long the kernel may cache names and attributes. Never those of main: other processes may change the base.

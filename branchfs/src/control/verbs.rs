@@ -87,7 +87,7 @@ impl Handler<'_, '_> {
             features: protocol::FEATURES.map(Cow::from).into(),
             gid,
             mountpoint: self.mount.mountpoint.as_path().into(),
-            passthrough: feature(self.filesystem.passthrough()),
+            passthrough: feature(self.filesystem.passthrough.reason()),
             pid: std::process::id(),
             policy: self.mount.policy,
             store: self.workspace.store().into(),
@@ -258,7 +258,7 @@ impl Handler<'_, '_> {
     }
 
     fn requests(&self) -> RequestCounts {
-        let counted = self.filesystem.requests().into_iter();
+        let counted = self.filesystem.notifications.request_counts().into_iter();
         counted.map(|(kind, count)| (kind.into(), count)).collect()
     }
 

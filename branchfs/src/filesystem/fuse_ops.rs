@@ -9,32 +9,41 @@ use rustix::fs::{FallocateFlags, OFlags, RenameFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::control_file::{CONTROL_HANDLE, CONTROL_INDEX};
-use super::io::loses_set_id;
 use super::listing::{NAME_ALONE, kind_of};
 use super::{
     BranchFilesystem, CONTROL_XATTR, MAIN, MountedBranch, PRIVATE_XATTR, attributes,
-    attributes_ttl, ttl,
+    attributes_ttl, entry_of, split, ttl,
 };
 use branchfs_core::descriptors::admit_file;
 use branchfs_core::file_io::FileIo;
 use branchfs_core::injected_panics::panic_if_listed;
 use branchfs_core::quota::{Ledger, Quota};
 use branchfs_core::vfs;
-use branchfs_core::view::{New, NodeIndex, Owner, ROOT, View};
+use branchfs_core::view::{New, NodeIndex, OpenedFile, Owner, ROOT, View};
 use branchfs_fuse::{
-    Attributes, Caller, Capabilities, DirectorySink, Entry, FOREVER, Filesystem, FsResult, Handle,
-    NodeId, OpenFlags, OpenReply, SetAttr, SetTime, Statfs, Time,
+    Attributes, BackingId, Caller, Capabilities, DirectorySink, Entry, FOREVER, Filesystem,
+    FsResult, Handle, NodeId, OpenFlags, OpenReply, SetAttr, SetTime, Statfs, Time,
 };
 
-impl BranchFilesystem {
-    /// Attributes that may change through a mapping are not cached.
-    fn attributes_ttl_of(mounted: &MountedBranch, view: &mut View, index: NodeIndex) -> Duration {
-        if view.attributes_are_stable(index) {
-            attributes_ttl(mounted, index)
-        } else {
-            Duration::ZERO
-        }
+/// Attributes that may change through a mapping are not cached.
+fn attributes_ttl_of(mounted: &MountedBranch, view: &mut View, index: NodeIndex) -> Duration {
+    if view.attributes_are_stable(index) { attributes_ttl(mounted, index) } else { Duration::ZERO }
+}
+
+fn opened(mounted: &MountedBranch, file: &OpenedFile) -> OpenReply {
+    OpenReply {
+        handle: Some(Handle(file.handle)),
+        // Not with a backing file: the kernel takes that for a mistake.
+        keep_cache: mounted.slot != MAIN && file.backing.is_none() && file.keeps_pages,
+        backing: file.backing.map(|backing| BackingId(backing.0)),
+        ..OpenReply::default()
     }
+}
+
+/// Whether a change of content by this caller takes set-id bits away. The kernel does not say so of these requests; that
+/// root may have given up `CAP_FSETID` goes unnoticed.
+fn loses_set_id(caller: &Caller) -> bool {
+    caller.uid != 0
 }
 
 fn set_attr(changes: &SetAttr) -> vfs::SetAttr {
@@ -59,26 +68,26 @@ fn set_attr(changes: &SetAttr) -> vfs::SetAttr {
 impl Filesystem for BranchFilesystem {
     fn init(&self, capabilities: &Capabilities) {
         // INIT comes once.
-        let _ = self.capabilities.set(*capabilities);
-        let _ = self.passthrough.set(self.try_passthrough(capabilities));
+        let _ = self.views.has_epoch.set(capabilities.epoch);
+        self.passthrough.init(capabilities);
     }
 
     fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<Entry> {
-        let _pass = self.mount.enter_request();
-        let (mounted, parent) = self.at(parent)?;
-        if let Some(entry) = self.branch_entry(&mounted, parent, name) {
+        let _pass = self.views.mount.enter_request();
+        let (mounted, parent) = self.views.at(parent)?;
+        if let Some(entry) = self.views.branch_entry(&mounted, parent, name) {
             return entry;
         }
-        if self.is_control_name(parent, name) {
-            return self.control_entry(mounted.slot);
+        if self.views.is_control_name(parent, name) {
+            return self.views.control_entry(mounted.slot);
         }
         let mut view = mounted.live()?;
         if let Some((index, attributes)) = view.tree.lookup(parent, name)? {
             view.tree.nodes.add_lookup(index);
-            return Ok(Self::entry_of(&mounted, &mut view, index, attributes));
+            return Ok(entry_of(&mounted, &mut view, index, attributes));
         }
         let may_become_branch = parent == ROOT && name.as_bytes().starts_with(b"@");
-        if may_become_branch || !self.may_cache_absence(&mounted) {
+        if may_become_branch || !self.views.may_cache_absence(&mounted) {
             return Err(Errno::NOENT);
         }
         Ok(Entry {
@@ -91,8 +100,8 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn forget(&self, node: NodeId, count: u64) {
-        let _pass = self.mount.enter_request();
-        if let Ok((mounted, index)) = self.at(node) {
+        let _pass = self.views.mount.enter_request();
+        if let Ok((mounted, index)) = self.views.at(node) {
             if index != ROOT {
                 mounted.lock_as_it_is().tree.nodes.drop_lookups(index, count);
             }
@@ -100,22 +109,19 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn getattr(&self, node: NodeId, _handle: Option<Handle>) -> FsResult<(Attributes, Duration)> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
-        if self.control_file(index).is_some() {
-            return Ok((attributes(self.control_attributes()?), Duration::ZERO));
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
+        if self.views.control_file(index).is_some() {
+            return Ok((attributes(self.views.control_attributes()?), Duration::ZERO));
         }
         if index == ROOT {
             return Ok((
-                attributes(self.root_attributes(&mounted)?),
+                attributes(self.views.root_attributes(&mounted)?),
                 attributes_ttl(&mounted, index),
             ));
         }
         let mut view = mounted.live()?;
-        Ok((
-            attributes(view.tree.getattr(index)?),
-            Self::attributes_ttl_of(&mounted, &mut view, index),
-        ))
+        Ok((attributes(view.tree.getattr(index)?), attributes_ttl_of(&mounted, &mut view, index)))
     }
 
     fn setattr(
@@ -124,13 +130,13 @@ impl Filesystem for BranchFilesystem {
         node: NodeId,
         changes: &SetAttr,
     ) -> FsResult<(Attributes, Duration)> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
-        if self.control_file(index).is_some() {
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
+        if self.views.control_file(index).is_some() {
             // A shell that redirects to it truncates it first.
             let only_size =
                 changes.mode.is_none() && changes.uid.is_none() && changes.gid.is_none();
-            let found = if only_size { self.control_attributes() } else { Err(Errno::PERM) };
+            let found = if only_size { self.views.control_attributes() } else { Err(Errno::PERM) };
             return Ok((attributes(found?), Duration::ZERO));
         }
         let mut view = mounted.writable()?;
@@ -140,8 +146,8 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn readlink(&self, node: NodeId) -> FsResult<Vec<u8>> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
         mounted.live()?.readlink(index)
     }
 
@@ -158,7 +164,7 @@ impl Filesystem for BranchFilesystem {
             rustix::fs::FileType::RegularFile => New::File { mode },
             _ => New::Special { mode, device: rdev },
         };
-        self.make(caller, parent, name, new, umask).map(|(entry, _)| entry)
+        self.views.make(caller, parent, name, new, umask).map(|(entry, _)| entry)
     }
 
     fn mkdir(
@@ -169,7 +175,9 @@ impl Filesystem for BranchFilesystem {
         mode: u32,
         umask: u32,
     ) -> FsResult<Entry> {
-        self.make(caller, parent, name, New::Directory { mode }, umask).map(|(entry, _)| entry)
+        self.views
+            .make(caller, parent, name, New::Directory { mode }, umask)
+            .map(|(entry, _)| entry)
     }
 
     fn symlink(
@@ -179,22 +187,22 @@ impl Filesystem for BranchFilesystem {
         name: &OsStr,
         target: &OsStr,
     ) -> FsResult<Entry> {
-        self.make(caller, parent, name, New::Symlink { target }, 0).map(|(entry, _)| entry)
+        self.views.make(caller, parent, name, New::Symlink { target }, 0).map(|(entry, _)| entry)
     }
 
     fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
-        let _pass = self.mount.enter_request();
-        let (mounted, parent) = self.at(parent)?;
-        if self.is_control_name(parent, name) {
+        let _pass = self.views.mount.enter_request();
+        let (mounted, parent) = self.views.at(parent)?;
+        if self.views.is_control_name(parent, name) {
             return Err(Errno::PERM);
         }
         mounted.writable()?.unlink(parent, name)
     }
 
     fn rmdir(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> FsResult<()> {
-        let _pass = self.mount.enter_request();
-        let (mounted, parent) = self.at(parent)?;
-        if self.branch_entry(&mounted, parent, name).is_some() {
+        let _pass = self.views.mount.enter_request();
+        let (mounted, parent) = self.views.at(parent)?;
+        if self.views.branch_entry(&mounted, parent, name).is_some() {
             return Err(Errno::BUSY);
         }
         mounted.writable()?.rmdir(parent, name)
@@ -209,21 +217,21 @@ impl Filesystem for BranchFilesystem {
         new_name: &OsStr,
         flags: u32,
     ) -> FsResult<()> {
-        let _pass = self.mount.enter_request();
+        let _pass = self.views.mount.enter_request();
         let flags = RenameFlags::from_bits_retain(flags);
         if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
             return Err(Errno::INVAL); // a branch has no whiteouts that a program could see
         }
-        let (mounted, parent) = self.at(parent)?;
-        let (new_slot, new_parent) = Self::split(new_parent);
+        let (mounted, parent) = self.views.at(parent)?;
+        let (new_slot, new_parent) = split(new_parent);
         if new_slot != mounted.slot {
             return Err(Errno::XDEV); // another branch
         }
         for (parent, name) in [(parent, name), (new_parent, new_name)] {
-            if self.branch_entry(&mounted, parent, name).is_some() {
+            if self.views.branch_entry(&mounted, parent, name).is_some() {
                 return Err(Errno::BUSY);
             }
-            if self.is_control_name(parent, name) {
+            if self.views.is_control_name(parent, name) {
                 return Err(Errno::PERM);
             }
         }
@@ -237,23 +245,23 @@ impl Filesystem for BranchFilesystem {
         new_parent: NodeId,
         new_name: &OsStr,
     ) -> FsResult<Entry> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
-        let (new_slot, new_parent) = Self::split(new_parent);
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
+        let (new_slot, new_parent) = split(new_parent);
         if new_slot != mounted.slot {
             return Err(Errno::XDEV);
         }
-        self.refuse_branch_name(&mounted, new_parent, new_name)?;
+        self.views.refuse_branch_name(&mounted, new_parent, new_name)?;
         let mut view = mounted.writable()?;
         let attributes = view.link(index, new_parent, new_name)?;
         view.tree.nodes.add_lookup(index);
-        Ok(Self::entry_of(&mounted, &mut view, index, attributes))
+        Ok(entry_of(&mounted, &mut view, index, attributes))
     }
 
     fn open(&self, _caller: &Caller, node: NodeId, flags: OpenFlags) -> FsResult<OpenReply> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
-        if self.control_file(index).is_some() {
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
+        if self.views.control_file(index).is_some() {
             return Ok(OpenReply {
                 handle: Some(CONTROL_HANDLE),
                 direct_io: true,
@@ -266,13 +274,14 @@ impl Filesystem for BranchFilesystem {
             admit_file()?; // before it is copied up or truncated
         }
         let mut view = if changes { mounted.writable()? } else { mounted.live()? };
-        let file = view.open(index, wanted, flags.kill_privileges, self.backer(&mounted))?;
-        self.store_content(&mounted, &view, node, &file);
+        let file =
+            view.open(index, wanted, flags.kill_privileges, self.passthrough.backer(&mounted))?;
+        self.notifications.store_content(&mounted, &view, node, &file);
         drop(view);
-        if let (true, Some(kernel)) = (file.outdates_attributes, self.kernel.get()) {
-            let _ = kernel.invalidate_attributes(node); // the kernel may have none: as good
+        if file.outdates_attributes {
+            self.notifications.invalidate_attributes(node);
         }
-        Ok(Self::opened(&mounted, &file))
+        Ok(opened(&mounted, &file))
     }
 
     fn flush(&self, _node: NodeId, _handle: Handle) -> FsResult<()> {
@@ -280,28 +289,28 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn release(&self, node: NodeId, handle: Handle) {
-        let _pass = self.mount.enter_request();
-        let Ok((mounted, _)) = self.at(node) else {
+        let _pass = self.views.mount.enter_request();
+        let Ok((mounted, _)) = self.views.at(node) else {
             return;
         };
         mounted.lock().close(handle.0);
     }
 
     fn fsync(&self, node: NodeId, handle: Handle, data_only: bool) -> FsResult<()> {
-        self.mount.sync_records(Self::split(node).0)?;
-        self.content(node, handle)?.sync(data_only)
+        self.views.mount.sync_records(split(node).0)?;
+        self.views.content(node, handle)?.sync(data_only)
     }
 
     fn fsyncdir(&self, node: NodeId, _data_only: bool) -> FsResult<()> {
-        self.mount.sync_records(Self::split(node).0)?;
-        let (mounted, index) = self.at(node)?;
+        self.views.mount.sync_records(split(node).0)?;
+        let (mounted, index) = self.views.at(node)?;
         let at = mounted.live()?.tree.locate(index)?;
         rustix::fs::fsync(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr) -> FsResult<Vec<u8>> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
         if mounted.slot == MAIN && index == ROOT {
             if name == CONTROL_XATTR {
                 let path = self.control_socket.get().ok_or(Errno::NODATA)?;
@@ -312,7 +321,7 @@ impl Filesystem for BranchFilesystem {
             }
         }
         let is_apart =
-            self.control_file.get().is_some() && (index == ROOT || index == CONTROL_INDEX);
+            self.views.control_file.get().is_some() && (index == ROOT || index == CONTROL_INDEX);
         match mounted.live() {
             Ok(view) if index != CONTROL_INDEX => view.getxattr(index, name),
             // The kernel asks for ACLs on its way to the control file, also of a stale branch.
@@ -330,35 +339,35 @@ impl Filesystem for BranchFilesystem {
         flags: u32,
         acl_kill_sgid: bool,
     ) -> FsResult<()> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
         mounted.writable()?.setxattr(index, name, value, flags, acl_kill_sgid)
     }
 
     fn listxattr(&self, node: NodeId) -> FsResult<Vec<u8>> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
-        if self.control_file(index).is_some() {
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
+        if self.views.control_file(index).is_some() {
             return Ok(Vec::new());
         }
         mounted.live()?.listxattr(index)
     }
 
     fn removexattr(&self, _caller: &Caller, node: NodeId, name: &OsStr) -> FsResult<()> {
-        let _pass = self.mount.enter_request();
-        let (mounted, index) = self.at(node)?;
+        let _pass = self.views.mount.enter_request();
+        let (mounted, index) = self.views.at(node)?;
         mounted.writable()?.removexattr(index, name)
     }
 
     fn ioctl(&self, node: NodeId, command: u32) -> FsResult<Vec<u8>> {
-        match self.control_file_at(node) {
+        match self.views.control_file_at(node) {
             (slot, Some(control_file)) => control_file.ioctl(slot, command),
             (_, None) => Err(Errno::NOTTY),
         }
     }
 
     fn may_block(&self, node: NodeId) -> bool {
-        self.control_file_at(node).1.is_some()
+        self.views.control_file_at(node).1.is_some()
     }
 
     fn request_received(&self, name: &'static str) {
@@ -366,12 +375,12 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn panicked(&self) {
-        self.mount.fail_stop.trip("a file system request panicked");
+        self.views.mount.fail_stop.trip("a file system request panicked");
     }
 
     fn syncfs(&self, node: NodeId) -> FsResult<()> {
-        self.mount.sync_records(Self::split(node).0)?;
-        let (mounted, _) = self.at(node)?;
+        self.views.mount.sync_records(split(node).0)?;
+        let (mounted, _) = self.views.at(node)?;
         let at = mounted.live()?.tree.locate(ROOT)?;
         rustix::fs::syncfs(at.layer.tree.open(&at.path, OFlags::RDONLY | OFlags::DIRECTORY)?)
     }
@@ -386,16 +395,20 @@ impl Filesystem for BranchFilesystem {
         flags: OpenFlags,
     ) -> FsResult<(Entry, OpenReply)> {
         admit_file()?; // before the file is made
-        let (entry, file) = self.make(caller, parent, name, New::File { mode }, umask)?;
-        let (mounted, index) = self.at(entry.node.ok_or(Errno::IO)?)?;
+        let (entry, file) = self.views.make(caller, parent, name, New::File { mode }, umask)?;
+        let (mounted, index) = self.views.at(entry.node.ok_or(Errno::IO)?)?;
         let mut view = mounted.live()?;
         let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
-        let file =
-            view.register_new(index, file.ok_or(Errno::IO)?, access, self.backer(&mounted))?;
+        let file = view.register_new(
+            index,
+            file.ok_or(Errno::IO)?,
+            access,
+            self.passthrough.backer(&mounted),
+        )?;
         let ttl =
             if view.attributes_are_stable(index) { entry.attributes_ttl } else { Duration::ZERO };
         let entry = Entry { attributes_ttl: ttl, ..entry };
-        Ok((entry, Self::opened(&mounted, &file)))
+        Ok((entry, opened(&mounted, &file)))
     }
 
     fn tmpfile(
@@ -407,16 +420,16 @@ impl Filesystem for BranchFilesystem {
         flags: OpenFlags,
     ) -> FsResult<(Entry, OpenReply)> {
         admit_file()?;
-        let _pass = self.mount.enter_request();
-        let (mounted, parent) = self.at(parent)?;
+        let _pass = self.views.mount.enter_request();
+        let (mounted, parent) = self.views.at(parent)?;
         let mut view = mounted.writable()?;
         let owner = Owner { uid: caller.uid, gid: caller.gid };
         let (index, attributes, file) = view.create_unnamed(parent, mode, umask, owner)?;
         view.tree.nodes.add_lookup(index);
         let access = OFlags::from_bits_retain(flags.flags) & OFlags::RWMODE;
-        let file = view.register_new(index, file, access, self.backer(&mounted))?;
-        let entry = Self::entry_of(&mounted, &mut view, index, attributes);
-        Ok((entry, Self::opened(&mounted, &file)))
+        let file = view.register_new(index, file, access, self.passthrough.backer(&mounted))?;
+        let entry = entry_of(&mounted, &mut view, index, attributes);
+        Ok((entry, opened(&mounted, &file)))
     }
 
     fn read(
@@ -426,15 +439,15 @@ impl Filesystem for BranchFilesystem {
         offset: u64,
         buffer: &mut [u8],
     ) -> FsResult<usize> {
-        if let (slot, Some(control_file)) = self.control_file_at(node) {
+        if let (slot, Some(control_file)) = self.views.control_file_at(node) {
             let content = control_file.read(slot)?;
             let rest = usize::try_from(offset).ok().and_then(|from| content.as_bytes().get(from..));
             let count = rest.map_or(0, |rest| rest.len().min(buffer.len()));
             buffer[..count].copy_from_slice(&rest.unwrap_or_default()[..count]);
             return Ok(count);
         }
-        let _pass = self.mount.enter_request();
-        self.content(node, handle)?.read(offset, buffer)
+        let _pass = self.views.mount.enter_request();
+        self.views.content(node, handle)?.read(offset, buffer)
     }
 
     fn write(
@@ -445,12 +458,12 @@ impl Filesystem for BranchFilesystem {
         data: &[u8],
         kill_privileges: bool,
     ) -> FsResult<usize> {
-        if let (slot, Some(control_file)) = self.control_file_at(node) {
+        if let (slot, Some(control_file)) = self.views.control_file_at(node) {
             return control_file.write(slot, data).map(|()| data.len());
         }
-        let _pass = self.mount.enter_request();
-        let (content, file_use) = self.writable_content(node, handle)?;
-        self.kill_privileges(node, &content, kill_privileges)?;
+        let _pass = self.views.mount.enter_request();
+        let (content, file_use) = self.views.writable_content(node, handle)?;
+        self.notifications.kill_privileges(node, &content, kill_privileges)?;
         let write = || content.write(offset, data);
         match file_use {
             Some(file_use) => {
@@ -469,9 +482,9 @@ impl Filesystem for BranchFilesystem {
         offset: u64,
         length: u64,
     ) -> FsResult<()> {
-        let _pass = self.mount.enter_request();
-        let (content, file_use) = self.writable_content(node, handle)?;
-        self.kill_privileges(node, &content, loses_set_id(caller))?;
+        let _pass = self.views.mount.enter_request();
+        let (content, file_use) = self.views.writable_content(node, handle)?;
+        self.notifications.kill_privileges(node, &content, loses_set_id(caller))?;
         let FileIo { file, partial } = content;
         let mode = FallocateFlags::from_bits_retain(mode);
         match (file_use, partial) {
@@ -484,7 +497,7 @@ impl Filesystem for BranchFilesystem {
     fn lseek(&self, node: NodeId, handle: Handle, offset: u64, whence: u32) -> FsResult<u64> {
         const SEEK_DATA: u32 = 3;
         const SEEK_HOLE: u32 = 4;
-        let FileIo { file, partial } = self.content(node, handle)?;
+        let FileIo { file, partial } = self.views.content(node, handle)?;
         match (whence, partial) {
             (SEEK_DATA, Some(partial)) => partial.seek_data(offset),
             (SEEK_HOLE, Some(partial)) => partial.seek_hole(offset),
@@ -502,10 +515,10 @@ impl Filesystem for BranchFilesystem {
         length: u64,
         _flags: u64,
     ) -> FsResult<usize> {
-        let _pass = self.mount.enter_request();
-        let source = self.content(from.0, from.1)?;
-        let (target, file_use) = self.writable_content(to.0, to.1)?;
-        self.kill_privileges(to.0, &target, loses_set_id(caller))?;
+        let _pass = self.views.mount.enter_request();
+        let source = self.views.content(from.0, from.1)?;
+        let (target, file_use) = self.views.writable_content(to.0, to.1)?;
+        self.notifications.kill_privileges(to.0, &target, loses_set_id(caller))?;
         let copy = |length: u64| target.copy_from(&source, from.2, to.2, length);
         let Some(file_use) = file_use else { return copy(length) };
         // Asked for more than there is, it copies what there is: no more is to be taken.
@@ -522,14 +535,14 @@ impl Filesystem for BranchFilesystem {
         plus: bool,
         sink: &mut dyn DirectorySink,
     ) -> FsResult<()> {
-        let (slot, index) = Self::split(node);
-        if let (MAIN, Some(kernel)) = (slot, self.kernel.get().filter(|_| offset > 0)) {
+        let (slot, index) = split(node);
+        if slot == MAIN && offset > 0 {
             // The kernel has cached the part that was read. It must be invalidated before the end is reported: the
             // kernel does not cache an incomplete listing.
-            let _ = kernel.invalidate_node(node); // the kernel may keep none: as good
+            self.notifications.invalidate_node(node);
         }
-        let _pass = self.mount.enter_request();
-        let mounted = self.mount.mounted(slot)?;
+        let _pass = self.views.mount.enter_request();
+        let mounted = self.views.mount.mounted(slot)?;
         let mut view = mounted.live()?;
         let listing = view.listing(index, offset)?;
         let push = |sink: &mut dyn DirectorySink, ino: u64, next: u64, kind: u8, name: &OsStr| {
@@ -557,7 +570,7 @@ impl Filesystem for BranchFilesystem {
                 break;
             }
             let found = if plus {
-                self.entry_attributes(&mounted, &mut view, index, &entry.name)
+                self.views.entry_attributes(&mounted, &mut view, index, &entry.name)
             } else {
                 None
             };
@@ -580,7 +593,7 @@ impl Filesystem for BranchFilesystem {
     }
 
     fn statfs(&self, node: NodeId) -> FsResult<Statfs> {
-        let (mounted, _) = self.at(node)?;
+        let (mounted, _) = self.views.at(node)?;
         let view = mounted.live()?;
         let (root, at) = (view.tree.top(), view.tree.locate(ROOT)?);
         drop(view);

@@ -2,12 +2,13 @@
 
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use branchfs_core::mount::{KernelCache, ViewId};
+use branchfs_core::file_io::FileIo;
+use branchfs_core::mount::{KernelCache, MAIN, MountedBranch, ViewId};
 use branchfs_core::vfs::{self, BackingFiles};
-use branchfs_core::view::NodeIndex;
-use branchfs_fuse::{BackingId, FsResult, KernelNotifier};
+use branchfs_core::view::{NodeIndex, OpenedFile, View};
+use branchfs_fuse::{BackingId, FsResult, KernelNotifier, NodeId};
 
 use super::node_id;
 
@@ -40,5 +41,63 @@ impl BackingFiles for Kernel {
 
     fn close_backing(&self, backing: vfs::BackingId) {
         self.0.close_backing(BackingId(backing.0));
+    }
+}
+
+/// What the filesystem tells the kernel on its own; nothing before the mount. The kernel may not have what is
+/// invalidated: errors do not count.
+#[derive(Default)]
+pub(crate) struct Notifications(OnceLock<Arc<dyn KernelNotifier>>);
+
+impl Notifications {
+    pub(super) fn connect(&self, kernel: Arc<dyn KernelNotifier>) {
+        let _ = self.0.set(kernel); // set once, at start
+    }
+
+    /// How many requests of each kind the kernel has sent so far.
+    pub(crate) fn request_counts(&self) -> Vec<(&'static str, u64)> {
+        self.0.get().map_or_else(Vec::new, |kernel| kernel.request_counts())
+    }
+
+    pub(super) fn invalidate_attributes(&self, node: NodeId) {
+        let _ = self.0.get().map(|kernel| kernel.invalidate_attributes(node));
+    }
+
+    pub(super) fn invalidate_node(&self, node: NodeId) {
+        let _ = self.0.get().map(|kernel| kernel.invalidate_node(node));
+    }
+
+    /// Stores the content of a small file in the kernel's page cache when it is first opened. That saves the READ, and
+    /// a GETATTR after it (the kernel assumes that each READ changes the access time). The view is locked, so that no
+    /// open file can write in between.
+    pub(super) fn store_content(
+        &self,
+        mounted: &MountedBranch,
+        view: &View,
+        node: NodeId,
+        file: &OpenedFile,
+    ) {
+        let Some(kernel) = self.0.get().filter(|_| mounted.slot != MAIN) else {
+            return;
+        };
+        // An error here occurs again, and is reported, when the kernel sends the request.
+        if let Some(Ok(content)) =
+            file.unread_bytes.map(|size| view.tree.handles.content(file.handle, size))
+        {
+            let _ = kernel.store(node, &content);
+        }
+    }
+
+    /// Removes capabilities after a change of content, and the set-id bits if `set_id` is set.
+    pub(super) fn kill_privileges(
+        &self,
+        node: NodeId,
+        content: &FileIo,
+        set_id: bool,
+    ) -> FsResult<()> {
+        if branchfs_core::view::kill_privileges_of(&*content.file, set_id)? {
+            self.invalidate_attributes(node);
+        }
+        Ok(())
     }
 }

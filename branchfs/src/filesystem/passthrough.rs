@@ -1,27 +1,46 @@
 //! Files that the kernel reads and writes in our stead (FUSE passthrough).
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 
-use super::{BranchFilesystem, MAIN, MountedBranch};
+use super::{MAIN, MountedBranch};
 use branchfs_core::vfs::BackingFiles;
 use branchfs_fuse::Capabilities;
 
-impl BranchFilesystem {
+/// Passthrough of one mount.
+#[derive(Default)]
+pub(crate) struct Passthrough {
+    backing_files: OnceLock<Arc<dyn BackingFiles>>,
+    /// Why it is not used; empty if it is used. Known after INIT.
+    reason: OnceLock<String>,
+    /// A file of the store, to try it with.
+    probe: OnceLock<OwnedFd>,
+}
+
+impl Passthrough {
+    pub(super) fn connect(&self, backing_files: Arc<dyn BackingFiles>) {
+        let _ = self.backing_files.set(backing_files); // set once, at start
+    }
+
     /// What INIT will try passthrough out with: a file on the file system of the layers. Without one it stays off.
-    pub(crate) fn offer_passthrough(&self, probe: OwnedFd) {
+    pub(crate) fn offer(&self, probe: OwnedFd) {
         let _ = self.probe.set(probe); // set once, at start
     }
 
     /// Why passthrough is not used; empty if it is used.
-    pub(crate) fn passthrough(&self) -> &str {
-        self.passthrough.get().map_or("the mount is not ready yet", String::as_str)
+    pub(crate) fn reason(&self) -> &str {
+        self.reason.get().map_or("the mount is not ready yet", String::as_str)
     }
 
-    pub(super) fn try_passthrough(&self, capabilities: &Capabilities) -> String {
-        let (Some(probe), Some(kernel)) = (self.probe.get(), self.kernel.get()) else {
+    /// Finds out whether it can be used.
+    pub(super) fn init(&self, capabilities: &Capabilities) {
+        let _ = self.reason.set(self.probed(capabilities)); // INIT comes once
+    }
+
+    fn probed(&self, capabilities: &Capabilities) -> String {
+        let (Some(probe), Some(kernel)) = (self.probe.get(), self.backing_files.get()) else {
             return "switched off".to_owned();
         };
         if !capabilities.passthrough {
@@ -43,7 +62,7 @@ impl BranchFilesystem {
     /// The notifier that registers backing files of a branch. Main has none: freezing it must reach open files, and
     /// other programs change the base.
     pub(super) fn backer(&self, mounted: &MountedBranch) -> Option<&Arc<dyn BackingFiles>> {
-        let is_on = mounted.slot != MAIN && self.passthrough.get().is_some_and(String::is_empty);
+        let is_on = mounted.slot != MAIN && self.reason.get().is_some_and(String::is_empty);
         self.backing_files.get().filter(|_| is_on)
     }
 }
