@@ -1,10 +1,12 @@
-"""Tables: on a terminal with a header and times such as `23 minutes ago`.
+"""Tables: on a terminal with a header, coloured states and times such as `23 minutes ago`. There
+a column without any value is left out, and a line is cut at the terminal's width.
 
 Into a pipe or a file, each line is a row, and times have the form of ISO 8601, without spaces.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -19,6 +21,15 @@ from branching.cli.output import is_coloured
 _UNITS = ((60, "second"), (60, "minute"), (24, "hour"), (30, "day"))
 """How many of each unit make one of the next."""
 _GAP = "  "
+_STATE = "STATE"
+_STATE_COLOURS = {
+    "won": "green",
+    "succeeded": "green",
+    "failed": "red",
+    "error": "red",
+    "timed out": "yellow",
+    "stale": "yellow",
+}
 
 
 def time_ago(moment: float, now: float | None = None) -> str:
@@ -69,20 +80,58 @@ def table_lines(
     table = [[line_for(sys.stdout, cell.replace("\n", " ")) for cell in row] for row in rows]
     if not table:
         return []
-    shown = [headers, *table] if sys.stdout.isatty() else table
+    is_terminal = sys.stdout.isatty()
+    shown = [headers, *table] if is_terminal else table
     widths = [max(len(row[column]) for row in shown) for column in range(len(headers))]
+    columns = [
+        column
+        for column in range(len(headers))
+        if not is_terminal or any(row[column] for row in table)
+    ]
     aligned = set(right)
 
     def line(row: Sequence[str]) -> str:
         cells = [
-            cell.rjust(width) if column in aligned else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            row[column].rjust(widths[column])
+            if column in aligned
+            else row[column].ljust(widths[column])
+            for column in columns
         ]
         return _GAP.join(cells).rstrip()
 
-    if not sys.stdout.isatty():
+    if not is_terminal:
         return [*map(line, table)]
-    header = line(headers)
-    if is_coloured(sys.stdout):
-        header = typer.style(header, bold=True)
-    return [header, *map(line, table)]
+    head, *lines = [_cut(line(row), _terminal_columns()) for row in shown]
+    if not is_coloured(sys.stdout):
+        return [head, *lines]
+    if _STATE in headers:
+        before = columns[: columns.index(headers.index(_STATE))]
+        start = sum(widths[column] + len(_GAP) for column in before)
+        lines = [_with_coloured_state(text, start) for text in lines]
+    return [typer.style(head, bold=True), *lines]
+
+
+def _terminal_columns() -> int:
+    """Returns the width of the terminal, 0 if it is unknown."""
+    if (columns := os.environ.get("COLUMNS", "")).isdecimal():
+        return int(columns)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def _cut(text: str, width: int) -> str:
+    if len(text) <= width or not width:
+        return text
+    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return text[: width - 1] + ("…" if is_unicode else ">")
+
+
+def _with_coloured_state(text: str, start: int) -> str:
+    state = text[start:].partition(_GAP)[0]
+    colour = _STATE_COLOURS.get(state)
+    if colour is None:
+        return text
+    end = start + len(state)
+    return f"{text[:start]}{typer.style(state, fg=colour)}{text[end:]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -94,11 +95,22 @@ def test_tables_have_headers_and_relative_times(root: Path) -> None:
     assert headers.split() == ["NAME", "STATE", "CREATED", "PLACE"]
     assert (line.split()[0], "ago" in line or "just now" in line) == ("kept", True)
     headers, line = shown("log")
-    assert headers.split() == ["BRANCH", "STATE", "TIME", "SCORE", "STARTED", "COMMAND"]
+    assert headers.split() == ["BRANCH", "STATE", "TIME", "STARTED", "COMMAND"]  # no score
     assert branching(root, "commit", "kept").code == 0
     headers, line = shown("history")
     assert headers.split() == ["ID", "COMMITTED", "STATE", "PATHS", "SIZE", "BRANCH"]
     assert shown("ls") == ["no branch is open"]
+
+
+def test_a_table_is_as_wide_as_the_terminal_and_its_states_are_coloured(root: Path) -> None:
+    long = f"echo {'x' * 200}; exit 3"
+    assert branching(root, "best-of-n", "-n", "1", "--", "sh", "-c", long).code == 1
+    shown = OnTerminal(root, ["log"], PAGER="cat", COLUMNS="70").done().out.splitlines()
+    [line] = [line for line in shown if "xxx" in line]
+    assert f"{RED}failed\x1b[0m" in line
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    assert (len(plain), plain[-1]) == (70, "…")
+    assert long in branching(root, "log").out
 
 
 def test_a_pipe_gets_rows_alone_with_times_without_spaces(root: Path) -> None:
