@@ -58,6 +58,23 @@ def test_each_language_brings_its_tools_and_no_other(tmp_path: Path) -> None:
     assert "pip install --no-cache-dir -e" in dockerfile(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("groups", "options"),
+    [
+        ('dev = ["ruff"]\ntests = [\n    "pytest",\n]\n[tool.x]\ntest = 1\n', "--group tests"),
+        ('# of all\ndev = ["pytest"]\ndocs = ["sphinx"]\n', "--group dev"),
+        ('test = [{include-group = "a"}]\ntests = []\n', "--group test --group tests"),
+        ('docs = ["sphinx"]\n', None),
+        ("", None),
+    ],
+    ids=["tests", "dev", "both", "others", "none"],
+)
+def test_the_dependency_groups_of_the_tests_are_installed(tmp_path: Path, groups: str, options: str | None) -> None:
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "x"\n\n[dependency-groups]\n{groups}')
+    assert (f"pip install --no-cache-dir {options} && " in dockerfile(tmp_path)) == (options is not None)
+    assert ("--group" in dockerfile(tmp_path)) == (options is not None)
+
+
 @pytest.mark.parametrize("agent", sorted(AGENT_PACKAGES))
 def test_an_agent_brings_node_and_its_package(tmp_path: Path, agent: str) -> None:
     text = dockerfile(tmp_path, agent)

@@ -32,6 +32,8 @@ IGNORED = (".branching", ".git", "**/node_modules", "**/target", "**/.venv", "**
 PYTHON_FILES = ("pyproject.toml", "setup.py", "requirements.txt")
 EXTRAS = "dev,test,tests"
 """Extras of a Python project that its tests often need; pip only warns of those that it does not have."""
+TEST_GROUPS, DEVELOPMENT_GROUP = ("test", "tests"), "dev"
+"""Dependency groups of a Python project: those of its tests, and the one that includes them elsewhere."""
 AGENT_PACKAGES = {
     "claude": "@anthropic-ai/claude-code",
     "codex": "@openai/codex",
@@ -86,6 +88,21 @@ def project_image_build(engine: str, name: str, directory: Path) -> str:
     return f"{engine} build -t {name} -f {shlex.quote(str(directory / DOCKERFILE))} {at}"
 
 
+def dependency_groups(path: Path) -> list[str]:
+    """Returns the dependency groups that a project's tests need, from its `pyproject.toml`.
+
+    Python 3.10 cannot read TOML: the names of the groups are found by the form in which they are usually written.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    section = re.search(r"^\[dependency-groups\][ \t]*(?:#.*)?\n((?:(?!\[\w).*\n?)*)", text, re.MULTILINE)
+    names = re.findall(r"^([\w-]+)[ \t]*=", section[1], re.MULTILINE) if section else []
+    found = [name for name in names if name in TEST_GROUPS]
+    return found or [name for name in names if name == DEVELOPMENT_GROUP]
+
+
 def plan_project_image(directory: Path, *, base: str, agents: Sequence[str]) -> ProjectImage:
     """Returns the files for a project, by the languages whose files are in its directory.
 
@@ -118,6 +135,8 @@ def plan_project_image(directory: Path, *, base: str, agents: Sequence[str]) -> 
         install.append("python3 -m venv /opt/tools && pip install --no-cache-dir pytest")
         if "requirements.txt" in python:
             install.append("pip install --no-cache-dir -r requirements.txt")
+        if groups := dependency_groups(directory / "pyproject.toml"):
+            install.append("pip install --no-cache-dir " + " ".join(f"--group {group}" for group in groups))
         if python != ["requirements.txt"]:
             install.append(f"pip install --no-cache-dir -e '.[{EXTRAS}]'")
     if has_rust:
