@@ -606,3 +606,23 @@ fn a_rebase_is_refused_when_the_content_of_a_file_is_gone() {
     mount.commit("late");
     assert_eq!(fs::read_to_string(mount.base().join("small")).unwrap(), "kept");
 }
+
+#[test]
+fn a_prune_without_room_for_the_content_of_a_stale_branch_is_refused_and_loses_nothing() {
+    let disk = Disk::image("44M", "mkfs.ext4 -q -m 0");
+    fs::write(disk.base().join("big"), pattern()).unwrap();
+    disk.mount();
+    let wanted = late(&disk, "big");
+    shell(&disk.create("winner"), "rm big");
+    disk.commit("winner");
+    let filler = disk.fill(0);
+    for verb in [&["prune", "--keep", "0"][..], &["rebase", "--force", "late"]] {
+        let said = refusal(&disk.run(verb, &[]));
+        assert!(said.contains("big: No space left on device"), "{said}");
+        assert_eq!(disk.ask("history")["entries"].as_array().unwrap().len(), 1);
+        assert_eq!(disk.ask("list")["branches"][0]["state"], "stale");
+    }
+    fs::remove_file(filler).unwrap();
+    succeed(&disk.run(&["prune", "--keep", "0"], &[]));
+    assert_rebased(&disk, "big", &wanted, "with room");
+}
