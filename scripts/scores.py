@@ -5,12 +5,13 @@
     scripts/scores --print     the page on standard output instead
 
 A suite that fails ends the run: there is no page of a version that fails. The numbers are read from what the tests
-print.
+print. The scores of a commit are kept in branchfs/target: a run that was interrupted goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -118,6 +119,20 @@ SUITES = [
 ]
 
 
+def run_suites(suites: list[Suite], kept: Path) -> list[tuple[Suite, str]]:
+    """Returns the suites with their scores. Runs those that `kept`, the file of an earlier run, does not have."""
+    scores: dict[str, str] = json.loads(kept.read_text()) if kept.exists() else {}
+    for suite in suites:
+        row = f"{suite.name}, {suite.driver}"
+        if row not in scores:
+            scores[row] = suite.run()
+            draft = kept.with_suffix(".new")
+            draft.write_text(json.dumps(scores))
+            draft.replace(kept)
+        print(f"{row}: {scores[row]}", file=sys.stderr, flush=True)
+    return [(suite, scores[f"{suite.name}, {suite.driver}"]) for suite in suites]
+
+
 def main() -> None:
     """Runs all suites and writes the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -142,11 +157,9 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=TOP, stdout=subprocess.PIPE, text=True, check=True
     )
-    rows = []
-    for suite in SUITES:
-        score = suite.run()
-        print(f"{suite.name}, {suite.driver}: {score}", file=sys.stderr, flush=True)
-        rows.append(f"| {suite.name} | {suite.driver} | {score} |\n")
+    name = f"scores-{commit.stdout.strip()}{'-soak' if options.soak else ''}.json"
+    scores = run_suites(SUITES, TOP / "branchfs" / "target" / name)
+    rows = [f"| {suite.name} | {suite.driver} | {score} |\n" for suite, score in scores]
     when = f"Commit {commit.stdout.strip()}, {datetime.now(timezone.utc):%Y-%m-%d}, Linux {os.uname().release}.\n"
     page = HEAD + when + "\n| suite | driver | score |\n|---|---|---|\n" + "".join(rows) + TAIL
     if options.is_printed:
