@@ -202,7 +202,7 @@ def _log() -> str:
     base = base_around(Path.cwd())
     log = log_of(base)
     if log is None:
-        return f"there is none of {base}: nothing is mounted or kept"
+        return f"{base} has no log: nothing is mounted or kept"
     return f"{log}; branchfs log {shlex.quote(str(base))} prints it"
 
 

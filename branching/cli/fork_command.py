@@ -407,7 +407,7 @@ class ForkCommand:
         if self._kept_names:
             names = " ".join(self._kept_names)
             how = for_caller("branching commit --policy snapshot NAME")
-            lines.append(f"kept: {names} ({how} takes it over)")
+            lines.append(f"kept: {names} (commit one: {how})")
         if merged is not None:
             lines += merged.notice_lines()[1:]
             name = self._branch_names[self._winner_index(merged) or 0]
