@@ -96,6 +96,8 @@ class BranchContext:
         accept: Classes whose instances may be part of the result even though they belong to
             installed packages or define their own unpickling (`__reduce__`, `__setstate__`).
         arguments: Further arguments for the target, after the path.
+        preload: Modules that are imported before the process becomes the owner of the workspace,
+            who may not be able to read them.
 
     Raises:
         TypeError: The target is neither a function nor a non-empty sequence of strings, or `hide`
@@ -123,6 +125,7 @@ class BranchContext:
         disk_refusals: Callable[[], int] = lambda: 0,
         accept: Sequence[type] = (),
         arguments: Sequence[object] = (),
+        preload: Sequence[str] = (),
     ) -> None:
         if not callable(target):
             if isinstance(target, str) or not target:
@@ -146,6 +149,7 @@ class BranchContext:
         self._disk_refusals = disk_refusals
         self._accept = tuple(accept)
         self._arguments = tuple(arguments)
+        self._preload = tuple(preload)
 
         self._supervisor = Supervisor()
         self._attending = threading.Lock()  # held by the thread in wait(); guards all below
@@ -361,6 +365,7 @@ class BranchContext:
             number = max(descriptors) + 1
             descriptors[number] = self._result_file
             options = {"call": packed.data, "result": number, "path": sys.path}
+            options["preload"] = self._preload
         else:
             options = {"argv": self._target}
         limits = self._limits

@@ -37,6 +37,7 @@ class SandboxedProcess:
         call: bytes = b"",
         result: int = -1,
         path: Sequence[str] = (),
+        preload: Sequence[str] = (),
         mounter: int = -1,
     ) -> None:
         self._terminal = terminal
@@ -59,6 +60,7 @@ class SandboxedProcess:
             call=call,
             result=result,
             path=tuple(path),
+            preload=tuple(preload),
             mounter=mounter,
         )
         try:

@@ -29,6 +29,7 @@ OUTPUT_BYTES_MAX = 10 << 20
 """Of one command, both streams together."""
 REASON_SECONDS_MAX = 1.0
 """How long a server that does not answer any more may take to end."""
+_SERVER = "branching.agent.sandbox.server"
 Reply = tuple[dict[str, Any], bytes]
 
 
@@ -164,6 +165,7 @@ class BranchSandbox:
                     self.directory,
                     stdout=nothing,
                     stderr=nothing,
+                    preload=[_SERVER],
                     **self._options,
                 )
                 context.__enter__()

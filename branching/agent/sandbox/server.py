@@ -116,9 +116,11 @@ class Server:
                 env={**os.environ, **env},
                 start_new_session=True,
             )
-        except FileNotFoundError:
-            return _not_started(EXIT_NOT_FOUND, f"{argv[0]}: not found\n")
-        except (PermissionError, OSError) as error:
+        except OSError as error:
+            # With a directory on PATH that its user may not search, a missing program is EACCES.
+            path = env.get("PATH", os.environ.get("PATH", os.defpath))
+            if isinstance(error, FileNotFoundError) or not _is_there(argv[0], path):
+                return _not_started(EXIT_NOT_FOUND, f"{argv[0]}: not found\n")
             return _not_started(EXIT_CANNOT_EXECUTE, f"{argv[0]}: {error.strerror}\n")
         with self._lock:
             self._running[number] = process.pid
@@ -231,6 +233,12 @@ def _milliseconds(seconds: float | None) -> int | None:
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
+
+
+def _is_there(program: str, path: str) -> bool:
+    return "/" in program or any(
+        os.path.lexists(Path(directory, program)) for directory in path.split(":")
+    )
 
 
 def _not_started(code: int, text: str) -> Answer:

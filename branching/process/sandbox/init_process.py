@@ -18,6 +18,7 @@ It is process 1 of the pid namespace, so its end kills all processes of the sand
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import pickle
@@ -102,6 +103,9 @@ class _Init:
         # This process may end, and its pid be reused, before the caller can look it up.
         fd_passing.send(self._line, b'{"hello": true}', [os.pidfd_open(os.getpid())])
         sandbox = request.sandbox
+        self.step = "loading what runs in it"
+        for name in request.preload:
+            importlib.import_module(name)
         if not request.is_sandboxed:
             self._prepare_plain()
             return

@@ -49,6 +49,9 @@ class Request(NamedTuple):
     """The caller's sys.path, for a function."""
     program: str = ""
     """The path of `branchfs`, for a function."""
+    preload: tuple[str, ...] = ()
+    """Modules of ours that are imported before privileges are given up. The owner of a workspace
+    may not be able to read them, nor the standard library: they may lie in /root."""
     mounter: int = -1
     """Of a memory session: number of the descriptor of the mount helper's requests. The process
     itself does not get it."""

@@ -1,7 +1,6 @@
 """pydantic-ai's own suite for workspaces, on a BranchFS branch.
 
-The branch belongs to an ordinary user, where such a one can run this Python at all: root passes by
-permissions, and one rule is about these.
+The branch belongs to an ordinary user: root passes by permissions, and one rule is about these.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import itertools
 import os
 import shutil
 import signal
-import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,16 +21,12 @@ from pydantic_ai.workspaces import WorkspaceBackend, WorkspaceRef
 from pydantic_ai.workspaces.conformance import WorkspaceBackendSuite
 from support.branchfs import mounted
 
+import branching
 from branching import Branch, Workspace
 from branching.agent.pydantic_ai.workspace import BranchWorkspace
 from branching.agent.sandbox import BranchSandbox, client
 
-
-def _anybody_may_enter(path: Path) -> bool:
-    return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
-
-
-OWNER = (12345, 12346) if _anybody_may_enter(Path(sys.base_prefix)) else (0, 0)
+OWNER = (12345, 12346)
 _numbers = itertools.count()
 
 
@@ -174,3 +169,49 @@ def test_a_sandbox_that_ends_by_itself_says_why(
         asyncio.run(ask())
     finally:
         sandbox.close()
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+import branching
+from branching import Workspace
+from branching.agent.sandbox import BranchSandbox
+
+assert branching.__file__.startswith(sys.argv[2]), branching.__file__
+
+async def main():
+    with Workspace.open(sys.argv[1]) as workspace, workspace.branch("b") as branch:
+        sandbox = BranchSandbox(branch.path, seen_at=workspace.seen_at)
+        try:
+            done = await sandbox.run(["/bin/sh", "-c", "id -u; cat f"])
+            await sandbox.call("write", b"new", path=str(sandbox.seen_at / "new"))
+            print(done.stdout.decode(), (branch.path / "new").stat().st_uid)
+        finally:
+            sandbox.close()
+
+asyncio.run(main())
+"""
+
+
+def test_the_owner_of_a_workspace_need_not_be_able_to_read_the_package(
+    tmp_path: Path, as_user: tuple[int, int]
+) -> None:
+    """An agent that root runs, with its Python in /root, in a directory of somebody else."""
+    private, base = tmp_path / "private", tmp_path / "base"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(branching.__file__).parent, private / "branching", ignore=ignored)
+    private.chmod(0o700)
+    base.mkdir()
+    (base / "f").write_text("content")
+    for path in (base, base / "f"):
+        os.chown(path, *as_user)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(base), str(private)],
+        env={**os.environ, "PYTHONPATH": str(private)},
+        cwd=base,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [str(as_user[0]), "content", str(as_user[0])], done.stderr
