@@ -21,6 +21,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -45,6 +46,10 @@ from branching.fs.in_use import held, held_alone
 
 NAME_BYTES_MAX = 254
 """A directory entry can have 255 bytes, and that of a branch starts with `@`."""
+
+_READS_MAX = 10
+"""How often the changes of a branch are read while processes rename and delete in it."""
+_READ_AGAIN_SECONDS = 0.01
 
 OnSuccess = Literal["commit"] | None
 OnError = Literal["abort"] | None
@@ -342,13 +347,24 @@ class Branch:
     def diff(self, *, count_lines: bool = False) -> list[Change]:
         """Returns the differences between the branch and its parent.
 
+        While processes write in the branch, a path may go while it is read. The differences are
+        then read again, some times.
+
         Args:
             count_lines: Also count the added and removed lines of each file.
 
         Returns:
             The changes, sorted by path.
         """
-        return self._backend.diff(self._opened(), count_lines=count_lines)
+        record = self._opened()
+        for _ in range(_READS_MAX - 1):
+            try:
+                return self._backend.diff(record, count_lines=count_lines)
+            except BranchError as error:
+                if type(error) is not BranchError:
+                    raise  # the branch is gone, or stale
+                time.sleep(_READ_AGAIN_SECONDS)
+        return self._backend.diff(record, count_lines=count_lines)
 
     def patch(self, file: IO[bytes]) -> int:
         """Writes the changes of the branch to an open file, as a patch for `git apply`.

@@ -7,7 +7,6 @@ may be written meanwhile; a path that is removed while it is read counts as dele
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -17,13 +16,8 @@ from branching.agent.changed_paths import touched
 from branching.agent.diff.snapshot import PathSnapshot, TreeSnapshot
 from branching.agent.diff.text import binary_label, text_of, unified
 from branching.agent.types import Agreement, BranchChange, BranchDiffReport, DiffSummary, PathDiff
-from branching.errors import BranchError
-from branching.fs import Branch, Change
+from branching.fs import Branch
 from branching.fs.confined_dir import ConfinedDir
-
-READS_MAX = 10
-"""How often the changes of a branch are read while its run renames and deletes directories."""
-READ_AGAIN_SECONDS = 0.01
 
 
 def build_diff_report(
@@ -63,25 +57,13 @@ def build_diff_report(
     )
 
 
-def _changes(branch: Branch) -> list[Change]:
-    """Returns the branch's changes. They are read again if a path went while they were read."""
-    for _ in range(READS_MAX - 1):
-        try:
-            return branch.diff()
-        except BranchError as error:
-            if type(error) is not BranchError:
-                raise  # the branch is gone, or stale
-            time.sleep(READ_AGAIN_SECONDS)
-    return branch.diff()
-
-
 class _Side:
     """One branch: its files, what it was forked from, and what it touched."""
 
     def __init__(self, runtime: BranchRuntime, branch: Branch, base: TreeSnapshot) -> None:
         self.base = base
         self.now = TreeSnapshot(ConfinedDir(branch.path, runtime.owner))
-        found = touched(_changes(branch), base.tree, self.now.tree)
+        found = touched(branch.diff(), base.tree, self.now.tree)
         self.touched = {path for path in found if self._is_told(path)}
         self._renamed = self._renames()
 

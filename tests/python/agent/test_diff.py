@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Mounted
@@ -27,6 +28,7 @@ from branching.agent.fork_files import ForkFiles
 from branching.agent.protocols import ToolCall
 from branching.agent.types import BranchDiffReport, PathDiff
 from branching.errors import BranchError, BranchNotFoundError, BranchStaleError
+from branching.fs.branchfs import BranchFS
 from branching.fs.confined_dir import ConfinedDir
 
 SEED = "seed.txt"
@@ -399,25 +401,25 @@ def test_a_report_can_be_made_while_branches_write(real: Mounted) -> None:
 def test_changes_are_read_again_if_a_path_went_meanwhile(
     real_workspace: Workspace, monkeypatch: pytest.MonkeyPatch, failures: int, is_reported: bool
 ) -> None:
-    """The overlay driver answers like this while a run renames directories."""
-    read = Branch.diff
+    """The daemon answers like this while a run renames directories."""
+    read = BranchFS.diff
     left = [failures]
 
-    def diff(branch: Branch) -> list[FileChange]:
+    def diff(backend: BranchFS, branch: Any, **options: Any) -> list[FileChange]:
         if left[0]:
             left[0] -= 1
             raise BranchError("branch 'a' cannot be compared: dir was changed while it was read")
-        return read(branch)
+        return read(backend, branch, **options)
 
     async def work() -> BranchDiffReport:
         async with coordinator(real_workspace, {"a": writing(made="x")}) as made:
             await made.fork(specs("a"), parent_history=[])
             await all_ended(made)
-            monkeypatch.setattr(Branch, "diff", diff)
+            monkeypatch.setattr(BranchFS, "diff", diff)
             try:
                 return build_diff_report("f", made.branches)
             finally:
-                monkeypatch.setattr(Branch, "diff", read)
+                monkeypatch.setattr(BranchFS, "diff", read)
 
     if is_reported:
         assert [path.path for path in run(work()).paths] == ["made"]
