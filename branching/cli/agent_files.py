@@ -32,7 +32,7 @@ from branching.errors import BranchingError
 
 SERVER_NAME = "branching"
 TOOL_SECONDS_MAX = 3600
-"""How long an agent waits for a tool, where that can be said: `--max-time` of the server."""
+"""The longest that a tool takes without `--max-time` of the server."""
 
 
 class Scope(str, Enum):
@@ -108,6 +108,7 @@ def installed_server(
     project: Path,
     options: Sequence[str],
     *,
+    tool_seconds_max: int,
     is_named: bool,
     is_dry: bool,
 ) -> Written:
@@ -118,6 +119,7 @@ def installed_server(
         scope: Whose configuration is written.
         project: The directory that the server works on.
         options: Further options of the server.
+        tool_seconds_max: How long the agent waits for a tool, where its configuration has that.
         is_named: Whether the user has named the directory. Where not, a server of the user's own
             configuration works on the directory in which the agent starts it.
         is_dry: Whether nothing is written.
@@ -137,9 +139,9 @@ def installed_server(
     argv = ["branching" if is_project else _program(), "mcp", *where, *options]
     before = _read(path)
     if path.suffix == ".toml":
-        after = _with_table(before, argv, path)
+        after = _with_table(before, argv, tool_seconds_max, path)
     else:
-        after = _with_member(before, agent.key, _entry(name, argv), path)
+        after = _with_member(before, agent.key, _entry(name, argv, tool_seconds_max), path)
     if not is_dry:
         _replace(path, before, after)
     return Written(path=path, before=before, after=after)
@@ -188,15 +190,15 @@ def _program() -> str:
     return shutil.which("branching") or str(Path(sys.executable).with_name("branching"))
 
 
-def _entry(name: str, argv: Sequence[str]) -> dict[str, Any]:
+def _entry(name: str, argv: Sequence[str], tool_seconds_max: int) -> dict[str, Any]:
     if name == "opencode":
-        timeout = TOOL_SECONDS_MAX * 1000
+        timeout = tool_seconds_max * 1000
         return {"type": "local", "command": [*argv], "enabled": True, "timeout": timeout}
     entry: dict[str, Any] = {"command": argv[0], "args": [*argv[1:]]}
     if name == "vscode":
         entry = {"type": "stdio", **entry}
     elif name == "gemini":
-        entry["timeout"] = TOOL_SECONDS_MAX * 1000
+        entry["timeout"] = tool_seconds_max * 1000
     return entry
 
 
@@ -223,7 +225,7 @@ _OURS = re.compile(r"(command|args|startup_timeout_sec|tool_timeout_sec)\s*=")
 _HEADER = f"[mcp_servers.{SERVER_NAME}]"
 
 
-def _with_table(text: str, argv: Sequence[str], path: Path) -> str:
+def _with_table(text: str, argv: Sequence[str], tool_seconds_max: int, path: Path) -> str:
     """Returns a TOML document with the server in it: its table is replaced, or added at the end."""
     table = "".join(
         f"{line}\n"
@@ -232,7 +234,7 @@ def _with_table(text: str, argv: Sequence[str], path: Path) -> str:
             f"command = {json.dumps(argv[0])}",
             f"args = {json.dumps([*argv[1:]])}",
             "startup_timeout_sec = 30",
-            f"tool_timeout_sec = {TOOL_SECONDS_MAX}",
+            f"tool_timeout_sec = {tool_seconds_max}",
         )
     )
     found = re.search(rf"^{re.escape(_HEADER)}[^\n]*\n(?:(?!\[).*\n?)*", text, re.MULTILINE)

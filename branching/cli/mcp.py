@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from math import ceil
 from pathlib import Path
 from typing import Annotated
 
@@ -176,6 +177,7 @@ def _install(
 ) -> None:
     """Writes the configuration of an agent."""
     from branching.cli.agent_files import (
+        TOOL_SECONDS_MAX,
         installed_server,
         project_around,
         refuse_files_in_container,
@@ -188,7 +190,13 @@ def _install(
     project = project_around(workspace)
     is_named = workspace is not None
     written = installed_server(
-        words[1], scope, project, _server_options(context), is_named=is_named, is_dry=is_dry
+        words[1],
+        scope,
+        project,
+        _server_options(context),
+        tool_seconds_max=ceil(context.params["max_time"] or TOOL_SECONDS_MAX),
+        is_named=is_named,
+        is_dry=is_dry,
     )
     tell_written(written, is_dry=is_dry)
 

@@ -97,20 +97,23 @@ def test_the_users_own_configuration_serves_every_project(
 
 
 @pytest.mark.parametrize(
-    ("agent", "key", "limit"),
-    [
-        ("codex", "tool_timeout_sec", 3600),
-        ("gemini", "timeout", 3_600_000),
-        ("opencode", "timeout", 3_600_000),
-    ],
+    ("agent", "key", "per_second"),
+    [("codex", "tool_timeout_sec", 1), ("gemini", "timeout", 1000), ("opencode", "timeout", 1000)],
 )
+@pytest.mark.parametrize(("options", "seconds"), [((), 3600), (("--max-time", "3h"), 10800)])
 def test_the_agent_waits_for_a_tool_as_long_as_a_command_may_take(
-    agent: str, key: str, limit: int, project: Path, home: Path
+    agent: str,
+    key: str,
+    per_second: int,
+    options: tuple[str, ...],
+    seconds: int,
+    project: Path,
+    home: Path,
 ) -> None:
     """These agents give up a call after a minute or less by default."""
-    assert install(project, home, agent).code == 0
+    assert install(project, home, agent, *options).code == 0
     path = project / FILES[agent][0]
-    assert read(path)[FILES[agent][2]]["branching"][key] == limit
+    assert read(path)[FILES[agent][2]]["branching"][key] == seconds * per_second
 
 
 @pytest.mark.parametrize("agent", ["claude", "codex"])
