@@ -232,6 +232,15 @@ impl TransactionRoots {
         rustix::fs::renameat_with(&*from_parent, name_of(from)?, &*to_parent, name_of(to)?, flags)
     }
 
+    /// Whether the object has both names of a move, which a crash on btrfs can leave: if another program has synced the
+    /// directory of the new name alone, and nothing the one of the old name.
+    fn has_both_names(&self, from: &Location, to: &Location, ino: u64) -> Result<bool, Error> {
+        let is_there = |place| -> Result<bool, Error> {
+            Ok(self.stat(place)?.is_some_and(|stat| stat.stx_ino == ino && stat.stx_nlink > 1))
+        };
+        Ok(is_there(from)? && is_there(to)?)
+    }
+
     /// The attributes of the directory at `place`.
     pub(crate) fn metadata(&self, place: &Location) -> Result<Metadata, Error> {
         let tree = self.tree(place);
@@ -337,9 +346,13 @@ impl Step {
     pub(crate) fn run(&self, disk: &TransactionRoots, direction: Direction) -> Result<(), Error> {
         let forward = direction == Direction::Forward;
         match self {
-            Self::Rename { from, to, directory, .. } => {
+            Self::Rename { from, to, ino, directory } => {
                 let (from, to) = if forward { (from, to) } else { (to, from) };
-                disk.rename(from, to, RenameFlags::NOREPLACE, *directory).at(base_path(from, to))
+                let moved = disk.rename(from, to, RenameFlags::NOREPLACE, *directory);
+                if moved == Err(Errno::EXIST) && disk.has_both_names(from, to, *ino)? {
+                    return disk.remove_file(from);
+                }
+                moved.at(base_path(from, to))
             }
             Self::Exchange { one, other, directory, .. } => {
                 disk.rename(one, other, RenameFlags::EXCHANGE, *directory).at(base_path(one, other))

@@ -11,7 +11,7 @@ use rustix::fs::RenameFlags;
 
 use super::journal::{Header, LoggedTransaction, Prepared};
 use super::journal_recovery::recover;
-use super::step::Direction;
+use super::step::{Direction, Location};
 use super::{Plan, Step, TransactionRoots};
 use crate::path_filter::PathFilter;
 use crate::view::{New, NodeIndex, Owner, ROOT, View};
@@ -348,6 +348,33 @@ fn sweep_decided_commit(place: Store) {
             "power cut after {done} of {steps} steps"
         );
     }
+}
+
+#[test]
+fn a_move_into_the_base_of_which_the_disk_has_both_names_is_completed() {
+    let (scenario, disk, commit, _) = decided(Inside);
+    commit.apply(&disk).unwrap();
+    let wanted = without_times(&scenario.snapshot());
+    let mut moves = 0;
+    for done in 0..commit.steps.len() {
+        let (scenario, disk, commit, _) = decided(Inside);
+        let Step::Rename {
+            from: Location::Store(from),
+            to: Location::Base(to),
+            directory: false,
+            ..
+        } = &commit.steps[done]
+        else {
+            continue;
+        };
+        commit.steps[..done].iter().for_each(|step| step.run(&disk, Direction::Forward).unwrap());
+        let base = scenario.base();
+        fs::hard_link(base.join(".branching").join(from), base.join(to)).unwrap();
+        scenario.restart();
+        assert_eq!(without_times(&scenario.snapshot()), wanted, "{}", to.display());
+        moves += 1;
+    }
+    assert!(moves > 2, "{moves}");
 }
 
 #[test]
