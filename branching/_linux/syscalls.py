@@ -67,7 +67,7 @@ _MOVE_MOUNT_BENEATH = 0x200
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = _FSPICK_CLOEXEC = 0x1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_SET_FD = 0, 1, 5
 _FSCONFIG_CMD_CREATE, _FSCONFIG_CMD_RECONFIGURE = 6, 7
-_AT_EMPTY_PATH, _AT_FDCWD = 0x1000, -100
+_AT_EMPTY_PATH, _AT_RECURSIVE, _AT_FDCWD = 0x1000, 0x8000, -100
 _CAPABILITY_VERSION_3 = 0x20080522
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _LANDLOCK_CREATE_RULESET_VERSION = 1
@@ -132,12 +132,15 @@ def clone_mount_at(directory: os.PathLike[str] | str) -> int:
         os.close(descriptor)
 
 
-def clone_mount(descriptor: int) -> int:
+def clone_mount(descriptor: int, *, is_recursive: bool = False) -> int:
     """Returns a descriptor of a new detached mount of the directory or file of `descriptor`.
 
-    Mounts below it are not included.
+    Mounts below it are included only if it is recursive. In a user namespace it must be, if there
+    are mounts of its parent (EINVAL): one could see what they hide.
     """
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_EMPTY_PATH
+    if is_recursive:
+        flags |= _AT_RECURSIVE
     return _numbered(
         "open_tree", _OPEN_TREE, ctypes.c_int(descriptor), ctypes.c_char_p(b""),
         ctypes.c_uint(flags),

@@ -24,6 +24,8 @@ from support.traces import processes_in
 
 from branching import BranchContext, ProcessBranchError, ResourceLimits, Workspace
 from branching.process.cgroup import Cgroup
+from branching.process.sandbox import rootfs
+from branching.process.sandbox.config import PRIVATE_XATTR
 
 MIB = 1 << 20
 LONG = 300.0
@@ -346,6 +348,17 @@ except OSError as error: print(error)
         )
     assert "Permission denied" in said.text, said.text
     assert "ESCAPED" not in said.text
+
+
+def test_of_another_mount_only_stores_and_sockets_are_taken_for_private(
+    real: Mounted, outside: Path
+) -> None:
+    """Any user's file system may call itself a BranchFS, and any path private."""
+    told = [os.fsdecode(path) for path in os.getxattr(real.root, PRIVATE_XATTR).split(b"\0")]
+    assert [rootfs._is_store_or_socket(path) for path in told] == [False, True, True]
+    (outside / "format").touch()
+    for path in ("/usr", "/", "/etc/passwd", "/usr/bin/python3", str(outside)):
+        assert not rootfs._is_store_or_socket(path)
 
 
 def test_a_directory_is_no_input(place: Path) -> None:

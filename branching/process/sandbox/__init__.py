@@ -7,13 +7,13 @@ Commands are started by the program `branchfs sandbox` (branchfs/crates/sandbox)
 of what follows in Rust. The modules here do it for functions, which run in forks of an
 interpreter. `launcher` is the caller's side of both.
 
-`fork_server` is a small process with one thread, started on demand, that forks for all threads of
-the caller, mostly ahead (`prefork`): nothing is ever forked from a program that has threads.
-`init_process` is the first process of the new namespaces: it has `branchfs sandbox view` build the
-view of the files (`rootfs`), gives up all privileges (`privileges`), starts the program
-(`pre_exec`) and stays to report how it ended. When init ends, by itself, because it is killed, or
-because the caller has ended, the kernel kills everything in its process namespace: double forks,
-sessions of their own and stopped processes included.
+`fork_server` is a small process with one thread, started on demand, that forks for all threads
+of the caller, mostly ahead (`prefork`): nothing is ever forked from a program that has threads.
+`init_process` is the first process of the new namespaces: it builds the view (`rootfs`), gives
+up all privileges (`privileges`), starts the program (`pre_exec`) and stays to tell how it ended.
+When init ends, by itself, by our hand, or because the caller is gone, the kernel kills
+everything in its process namespace: double forks, sessions of their own and stopped processes
+included.
 
 What runs in server, init and child is in the files that say so at their head; `launcher` is the
 caller's side. Nothing here knows what a branch is: it is given a directory, and where to show it.

@@ -33,16 +33,14 @@ from typing import Any, NoReturn
 from branching._exit_codes import EXIT_KILLED
 from branching._linux import fd_passing, syscalls
 from branching.process.sandbox import (
-    masked_files,
     mount_helper,
-    mount_table,
     netns,
     pre_exec,
     privileges,
-    rootfs,
 )
 from branching.process.sandbox.launch_request import Request
 from branching.process.sandbox.masked_files import Watch
+from branching.process.sandbox.rootfs import RootFS, bound_sockets
 
 POLL_MILLISECONDS_MAX = 1 << 30
 """The kernel takes a wait as 32 bits. This is 12 days; a longer limit takes several waits."""
@@ -66,8 +64,6 @@ def run(descriptors: list[int]) -> NoReturn:
         init.prepare()
         pid = init.start()
         init.supervise(pid)
-    except rootfs.ViewError as error:
-        init.relay(error.message)
     except OSError as error:
         init.say(
             failed=init.step, errno=error.errno or 0, text=error.strerror or str(error),
@@ -90,11 +86,8 @@ class _Init:
         self.step = "starting"
 
     def say(self, **words: Any) -> None:
-        self.relay(json.dumps(words).encode())
-
-    def relay(self, message: bytes) -> None:
         try:
-            self._line.send(message)
+            self._line.send(json.dumps(words).encode())
         except OSError:
             self.end(EXIT_KILLED)  # the caller is gone
 
@@ -111,29 +104,21 @@ class _Init:
             return
         if request.is_user_namespace:
             self.step = "mapping the user into the namespace"
-            mount_helper.map_user("self", *request.user)
-        self.step = "creating a mount namespace"
-        mount_table.take_own()
-        branch = rootfs.SessionBranch(sandbox) if request.is_session else None
-        self.step = "building the view of the files"
-        writable = rootfs.build(request)
-        if not sandbox.network:  # later than the view, which covers the sockets of this network
+            _map_own_user(*request.user)
+        self.step = "finding the sockets of other programs"
+        sockets = bound_sockets()  # all that are named in this network, before it is left
+        if not sandbox.network:
             self.step = "making a network"
             netns.enter()
-        if branch is not None:
-            self.step = "making the user namespace of the session"
-            self._isolate(branch.workspace)
-            self.step = f"showing the branch at {sandbox.at}"
-            branch.show()
-            self.step = "hiding files of the workspace"
-            masked_files.hide(str(sandbox.at), sandbox.hide)
-            # Landlock identifies directories, not paths: a rule for this branch would not apply to
-            # the branches of children. One for the directory above does.
-            writable = [str(sandbox.at.parent), *writable]
-        elif sandbox.hide:  # the mount helper of a session has a watch for each branch
-            self._watch = Watch()
-        self.step = "entering the workspace"
-        os.chdir(sandbox.at)
+        owner = request.owner or request.user
+        isolate = self._isolate if request.is_session else None
+        view = RootFS(sandbox, owner, sockets, isolate=isolate)
+        try:
+            writable = view.build()
+        except OSError:
+            self.step = view.step
+            raise
+        self._watch = view.watch
         self.step = "giving up privileges"
         outputs = [
             descriptor
@@ -283,6 +268,17 @@ class _Init:
                 os.kill(-1, signal.SIGCONT)  # a stopped process hears it too
         except ProcessLookupError:
             pass
+
+
+def _map_own_user(uid: int, gid: int) -> None:
+    """Maps our user and group; without a mapping, files would belong to the overflow user."""
+    for file, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        with open(f"/proc/self/{file}", "w") as target:
+            target.write(text)
 
 
 def _milliseconds_until(deadline: float | None) -> float | None:

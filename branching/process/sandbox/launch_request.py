@@ -6,7 +6,6 @@ The way from the caller inwards is trusted, so pickle may serve. The way back is
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -47,8 +46,6 @@ class Request(NamedTuple):
     """Number of the descriptor to which the function's result is written; -1 without one."""
     path: tuple[str, ...] = ()
     """The caller's sys.path, for a function."""
-    program: str = ""
-    """The path of `branchfs`, for a function."""
     preload: tuple[str, ...] = ()
     """Modules of ours that are imported before privileges are given up. The owner of a workspace
     may not be able to read them, nor the standard library: they may lie in /root."""
@@ -60,25 +57,3 @@ class Request(NamedTuple):
     def is_session(self) -> bool:
         """Whether the process may fork children that see other branches; see `mount_helper`."""
         return self.mounter >= 0
-
-
-def packed(sandbox: Sandbox) -> dict[str, object]:
-    """Returns a sandbox for JSON. Text that may be any bytes has one character a byte."""
-    return {
-        "view": text_of(sandbox.view),
-        "at": text_of(sandbox.at),
-        "mount": None if sandbox.mount is None else text_of(sandbox.mount),
-        "private": [*map(text_of, sandbox.private)],
-        "hide": [*map(text_of, sandbox.hide)],
-        "network": sandbox.network,
-        "home": None if sandbox.home is None else text_of(sandbox.home),
-        "beside": [(text_of(source), text_of(place)) for source, place in sandbox.beside],
-        "caches": [*map(text_of, sandbox.caches)],
-        "directory": None if sandbox.directory is None else text_of(sandbox.directory),
-        "keep": [*map(text_of, sandbox.keep)],
-    }
-
-
-def text_of(text: str | os.PathLike[str]) -> str:
-    """Returns the text with one character for each of its bytes."""
-    return os.fsencode(text).decode("latin-1")

@@ -20,7 +20,7 @@ from branching._linux import rlimits, syscalls
 from branching._programs import find_branchfs
 from branching.errors import ForkError, MountError, NamespaceError, ProcessBranchError
 from branching.process.sandbox import errors, seccomp
-from branching.process.sandbox.launch_request import HERE, Request, packed, text_of
+from branching.process.sandbox.launch_request import HERE, Request
 
 START_SECONDS_MAX = 60.0
 """A sandbox starts in milliseconds. This limits the wait if a mount of another program hangs."""
@@ -168,7 +168,14 @@ def _launch(request: Request, line: int, gate: int, descriptors: Sequence[int]) 
     The program gets each descriptor with the number it has here: duplicated onto itself it stays
     open (posix_spawn(3) clears its close-on-exec flag for that).
     """
-    program = _program()
+    try:
+        program = find_branchfs()
+    except MountError as error:
+        raise NamespaceError(
+            f"there is no program {error.path!r}, which starts sandboxes; nothing ran",
+            hint=error.hint,
+            path=error.path,
+        ) from error
     blob = os.memfd_create("request", os.MFD_CLOEXEC)
     try:
         os.write(blob, _packed(request, line, gate, descriptors))
@@ -189,26 +196,16 @@ def _launch(request: Request, line: int, gate: int, descriptors: Sequence[int]) 
         os.close(blob)
 
 
-def _program() -> str:
-    try:
-        return str(find_branchfs())
-    except MountError as error:
-        raise NamespaceError(
-            f"there is no program {error.path!r}, which starts sandboxes; nothing ran",
-            hint=error.hint,
-            path=error.path,
-        ) from error
-
-
 def _packed(request: Request, line: int, gate: int, descriptors: Sequence[int]) -> bytes:
     """Returns the request as JSON; text that may be any bytes has one character a byte."""
+    sandbox = request.sandbox
     fields = {
         "parent": os.getpid(),
         "line": line,
         "gate": gate,
         "descriptors": [*zip(request.numbers, descriptors, strict=True)],
-        "argv": [*map(text_of, request.argv)],
-        "environment": [(text_of(k), text_of(v)) for k, v in request.environment.items()],
+        "argv": [*map(_text, request.argv)],
+        "environment": [(_text(k), _text(v)) for k, v in request.environment.items()],
         "owner": request.owner,
         "user": request.user,
         "is_sandboxed": request.is_sandboxed,
@@ -221,9 +218,25 @@ def _packed(request: Request, line: int, gate: int, descriptors: Sequence[int]) 
         "wall_seconds": request.wall_seconds,
         "filter": seccomp.program(syscalls.MACHINE).decode("latin-1"),
         "open_files": rlimits.open_files_before(),
-        "sandbox": packed(request.sandbox),
+        "sandbox": {
+            "view": _text(sandbox.view),
+            "at": _text(sandbox.at),
+            "mount": None if sandbox.mount is None else _text(sandbox.mount),
+            "private": [*map(_text, sandbox.private)],
+            "hide": [*map(_text, sandbox.hide)],
+            "network": sandbox.network,
+            "home": None if sandbox.home is None else _text(sandbox.home),
+            "beside": [(_text(source), _text(place)) for source, place in sandbox.beside],
+            "caches": [*map(_text, sandbox.caches)],
+            "directory": None if sandbox.directory is None else _text(sandbox.directory),
+            "keep": [*map(_text, sandbox.keep)],
+        },
     }
     return json.dumps(fields).encode()
+
+
+def _text(text: str | os.PathLike[str]) -> str:
+    return os.fsencode(text).decode("latin-1")
 
 
 def _reap(pid: int, *, is_waited_for: bool) -> None:
@@ -310,8 +323,6 @@ def _ask_server(request: Request, line: int, gate: int, descriptors: Sequence[in
 
     from branching.process.sandbox import fork_server_client
 
-    if request.is_sandboxed:
-        request = request._replace(program=_program())
     blob = os.memfd_create("request", os.MFD_CLOEXEC)
     with open(blob, "wb") as file:
         pickle.dump(request, file)

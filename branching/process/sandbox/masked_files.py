@@ -1,8 +1,8 @@
 """The files of the workspace that a sandbox hides: which they are, and whether they stay hidden.
 
-A cover is a mount on top of a name. No process inside can remove it, but the kernel does when the
-name is removed from outside, or when a FUSE daemon invalidates it. So init watches the covers, and
-the sandbox ends when one is missing.
+A cover is a mount on top of a name. Nobody inside can take it away, but the kernel itself does
+when the file system below gives the name up: for a name that was removed from outside, or that a
+FUSE daemon calls outdated. So init watches the covers, and the sandbox ends when one has gone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from branching._linux import mountinfo, syscalls
+from branching._linux import mountinfo
 
-_FILE_COVER, _DIRECTORY_COVER = "/dev/.hidden-file", "/dev/.hidden"
-"""Empty, and cannot be opened. `branchfs sandbox view` makes them."""
 _VANISHED = "it disappeared before it could be hidden: another process is changing it"
 _TICK_NANOSECONDS = 20_000_000
 """Times of files count in ticks of the kernel's clock, of 10 ms at most."""
@@ -32,9 +30,8 @@ def find(top: str, globs: Sequence[str]) -> list[str]:
     to, and the other names of the same files. Cost: every directory is listed; where one of them
     has other names, every file is looked at too.
 
-    Raises:
-        OSError: A directory cannot be listed, or a name disappeared meanwhile, so it cannot be
-            hidden.
+    OSError when a directory cannot be listed, or a name is gone again: what cannot be looked at
+    cannot be hidden either.
     """
     places = Finder(top, globs).places()
     return [*places, *_other_names(top, places)]
@@ -68,7 +65,7 @@ class Finder:
         return dict.fromkeys(place for path in found for place in _place_of(path))
 
     def hides(self, within: str) -> bool:
-        """Returns whether `find` would return the path, or a directory that it lies in."""
+        """Tells whether `find` would return the path, or a directory that it lies in."""
         parts = within.split("/")
         names = ["/".join(parts[: length + 1]) for length in range(len(parts))]
         if any(pattern.fullmatch(name) for pattern in self._wanted for name in names):
@@ -110,27 +107,12 @@ class _Listing(NamedTuple):
     directories: list[str]
 
 
-def hide(top: str, globs: Sequence[str]) -> None:
-    """Covers the files below `top` that match, and what matching links lead to.
-
-    What a link leads to may be outside of the branch, and be covered since an earlier branch.
-    """
-    for place in find(top, globs) if globs else ():
-        cover = _DIRECTORY_COVER if os.path.isdir(place) else _FILE_COVER
-        if not os.path.samefile(place, cover):
-            syscalls.mount(cover, place, None, syscalls.MS_BIND)
-
-
-def _is_cover(mount: mountinfo.Mount) -> bool:
-    return mount.fstype == "tmpfs" and f"/dev{mount.root}" in (_FILE_COVER, _DIRECTORY_COVER)
-
-
 class Watch:
     """Looks after the covers, which are mounts of this process's table at the moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_cover: Callable[[mountinfo.Mount], bool]) -> None:
         self._table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        self._covers = mountinfo.ids(self._table, _is_cover)
+        self._covers = mountinfo.ids(self._table, is_cover)
 
     def fileno(self) -> int:
         """A descriptor that polls POLLPRI when the mount table has changed."""
@@ -165,7 +147,7 @@ def _identities(top: str, places: Collection[str]) -> set[tuple[int, int] | None
         if not os.path.isdir(place):
             known.add(_identity(place))
         elif place.startswith(f"{top}/"):
-            # A directory that init cannot read cannot be read in the sandbox either.
+            # Directories that we cannot read cannot be read in the sandbox either.
             known.update(map(_identity, _files_in(place, None)))
     known.discard(None)
     return known

@@ -34,7 +34,7 @@ from typing import NoReturn
 
 from branching._exit_codes import EXIT_KILLED
 from branching._linux import fd_passing, mountinfo, syscalls
-from branching.process.sandbox import masked_files, mount_table
+from branching.process.sandbox import mount_table, rootfs
 from branching.process.sandbox.config import Sandbox
 from branching.process.sandbox.masked_files import Watch
 
@@ -100,23 +100,19 @@ def _serve_init(stream: socket.socket) -> None:
         while message := stream.recv(64):
             uid, gid = map(int, message.split()[1:])
             try:
-                map_user(_INIT, uid, gid)
+                _map(uid, gid)
                 stream.send(b"0")
             except OSError as error:
                 stream.send(b"%d" % (error.errno or errno.EIO))
 
 
-def map_user(process: int | str, uid: int, gid: int) -> None:
-    """Maps one user and one group of a user namespace to themselves.
-
-    Without a mapping, all files would belong to the overflow user.
-    """
+def _map(uid: int, gid: int) -> None:
     for file, text in (
         ("setgroups", "deny"),
         ("uid_map", f"{uid} {uid} 1"),
         ("gid_map", f"{gid} {gid} 1"),
     ):
-        with open(f"/proc/{process}/{file}", "w") as target:
+        with open(f"/proc/{_INIT}/{file}", "w") as target:
             target.write(text)
 
 
@@ -178,7 +174,7 @@ class _Server:
                 self._step = "attaching the branch"
                 self._mounts[int(number)] = self._attach(descriptors[1])
                 self._step = "hiding files of the workspace"
-                masked_files.hide(self._at, self._globs)
+                rootfs.hide(self._at, self._globs)
                 self._watch_covers(int(number))
             elif verb == "adopt":
                 self._step = "looking at the branch"
@@ -193,7 +189,7 @@ class _Server:
 
     def _watch_covers(self, number: int) -> None:
         if self._globs:
-            self._watches[number] = Watch()
+            self._watches[number] = Watch(rootfs.is_cover)
 
     def _forget_covers(self, number: int) -> None:
         if watch := self._watches.pop(number, None):

@@ -33,10 +33,9 @@ def give_up(
     if is_session:  # what is not in the bounding set cannot be made inheritable any more
         low = 0xFFFFFFFF
         syscalls.set_capabilities(permitted=low, effective=low, inheritable=admin)
-    leave_keyring()
-    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
-    _drop_bounding_set()
+    give_up_first()
     if is_session:
+        _drop_bounding_set()  # the new user namespace has filled it again
         syscalls.prctl(syscalls.PR_SET_KEEPCAPS, 1)
         if owner is not None:
             os.setresgid(owner[1], owner[1], owner[1])
@@ -58,14 +57,16 @@ def give_up(
 
 
 @cache
-def leave_keyring() -> None:
-    """Gives up the caller's keys, once in a process: an init that waits for its request does it
-    meanwhile.
+def give_up_first() -> None:
+    """Gives up what is neither needed to make a sandbox nor a matter of what is asked for. It is
+    done once in a process: an init that waits for its request does it meanwhile.
     """
     try:
         syscalls.join_new_keyring()
     except OSError:
         pass  # a container's filter refuses all that has to do with keys, also to read them
+    syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_CLEAR_ALL)
+    _drop_bounding_set()
 
 
 def _drop_bounding_set() -> None:

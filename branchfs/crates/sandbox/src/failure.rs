@@ -63,20 +63,11 @@ struct Message<'a> {
     path: Option<String>,
 }
 
-/// Writes the message with the writable places of a view.
-pub(crate) fn places_message(places: &[PathBuf]) -> Vec<u8> {
-    let places: Vec<_> = places.iter().map(|place| text_of(place)).collect();
-    serde_json::to_vec(&places).expect("a list of text is always JSON")
-}
-
-/// Text of any bytes as JSON has it: one character for each.
-fn text_of(path: &Path) -> String {
-    path.as_os_str().as_bytes().iter().copied().map(char::from).collect()
-}
-
 /// Writes the message for the caller.
 pub(crate) fn message(step: &str, failure: &Failure) -> Vec<u8> {
-    let path = failure.path.as_deref().map(text_of);
+    let path = failure.path.as_ref().map(|path| {
+        path.as_os_str().as_bytes().iter().copied().map(char::from).collect::<String>()
+    });
     let text = failure.text.as_deref();
     let message = Message {
         failed: step,

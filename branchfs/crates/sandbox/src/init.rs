@@ -91,7 +91,7 @@ impl Init {
         }
         let owner = self.request.owner.unwrap_or(self.request.user);
         let mut view = RootFs::new(&self.request.sandbox, owner, sockets);
-        let built = view.build(true);
+        let built = view.build();
         let (step, watch) = view.into_parts();
         self.watch = watch;
         if built.is_err() {

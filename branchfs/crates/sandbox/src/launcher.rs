@@ -3,13 +3,10 @@
 //! It stays for two reasons. The kernel kills init when its parent dies (`PR_SET_PDEATHSIG`), but means by that the
 //! thread that has started it; the launcher has one thread, and callers have many. And it watches the caller: a copy of
 //! the caller's end of `line` in a forked process of the caller would keep that open.
-//!
-//! For a Python function there is no launcher: its init is a fork of the interpreter. That init runs `branchfs sandbox
-//! view N` in the mount namespace that it has made, so that the view of files is built here alone.
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::process::ExitCode;
 
@@ -20,10 +17,9 @@ use rustix::process::{
     waitpid,
 };
 
-use crate::failure::{Failure, message, places_message};
+use crate::failure::{Failure, message};
 use crate::init;
-use crate::request::{Request, ViewRequest, read};
-use crate::rootfs::{RootFs, bound_sockets};
+use crate::request::Request;
 use crate::streams::Streams;
 use crate::sys;
 
@@ -33,8 +29,7 @@ const IGNORED: [i32; 6] =
 
 const WRONG_USAGE: u8 = 2;
 
-/// Runs `branchfs sandbox` with what follows on the command line: the number of the descriptor that holds the request,
-/// or `view` and that of a [`ViewRequest`].
+/// Runs `branchfs sandbox` with what follows on the command line: the number of the descriptor that holds the request.
 ///
 /// Returns when everything in the sandbox is dead. How the command ended is said on the request's `line`.
 pub fn run(arguments: &[impl AsRef<OsStr>]) -> ExitCode {
@@ -42,10 +37,6 @@ pub fn run(arguments: &[impl AsRef<OsStr>]) -> ExitCode {
     let done = match words[..] {
         [Some(number)] => match number.parse() {
             Ok(number) => launch(number),
-            Err(error) => Err(io::Error::other(error)),
-        },
-        [Some("view"), Some(number)] => match number.parse() {
-            Ok(number) => build_view(number),
             Err(error) => Err(io::Error::other(error)),
         },
         _ => Err(io::Error::other("it takes the number of a descriptor")),
@@ -60,7 +51,7 @@ pub fn run(arguments: &[impl AsRef<OsStr>]) -> ExitCode {
 }
 
 fn launch(number: RawFd) -> io::Result<()> {
-    let request: Request = read(File::from(sys::inherited(number)?))?;
+    let request = Request::read(File::from(sys::inherited(number)?))?;
     let sent = request.descriptors.iter().map(|&(_, here)| here);
     sys::close_all_but(sent.chain([request.line, request.gate, 2]));
     chdir("/")?; // its directory must not keep a mount busy
@@ -106,25 +97,6 @@ fn launch(number: RawFd) -> io::Result<()> {
         .is_err_and(|errno| errno == rustix::io::Errno::INTR)
     {}
     Ok(())
-}
-
-/// Builds the view in the mount namespace of this process. Writes the writable places to standard output, or why it
-/// failed.
-fn build_view(number: RawFd) -> io::Result<()> {
-    let request: ViewRequest = read(File::from(sys::inherited(number)?))?;
-    umask(Mode::from_raw_mode(0o022));
-    let mut step = String::from("finding the sockets of other programs");
-    let built = bound_sockets().and_then(|sockets| {
-        let mut view = RootFs::new(&request.sandbox, request.owner, sockets);
-        let built = view.build(request.has_branch);
-        step = view.into_parts().0;
-        built
-    });
-    let answer = match built {
-        Ok(places) => places_message(&places),
-        Err(failure) => message(&step, &failure),
-    };
-    io::stdout().write_all(&answer)
 }
 
 fn namespaces(request: &Request) -> i32 {

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, Error as _};
+use serde::de::{Deserialize, Deserializer, Error as _};
 
 /// One command to be started in a sandbox.
 #[derive(serde::Deserialize)]
@@ -100,21 +100,12 @@ impl Sandbox {
     }
 }
 
-/// A view to be built for a Python function, whose init is not a process of this program.
-#[derive(serde::Deserialize)]
-pub(crate) struct ViewRequest {
-    pub(crate) sandbox: Sandbox,
-    /// Uid and gid of the function.
-    pub(crate) owner: (u32, u32),
-    /// Whether the branch is shown. The init of a session shows it itself, in a user namespace in which it can be
-    /// replaced.
-    pub(crate) has_branch: bool,
-}
-
-/// Reads a request from the beginning of a file.
-pub(crate) fn read<T: DeserializeOwned>(mut file: File) -> Result<T> {
-    let mut text = Vec::new();
-    file.rewind()?;
-    file.read_to_end(&mut text)?;
-    serde_json::from_slice(&text).map_err(Error::other)
+impl Request {
+    /// Reads the request from its beginning.
+    pub(crate) fn read(mut file: File) -> Result<Self> {
+        let mut text = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut text)?;
+        serde_json::from_slice(&text).map_err(Error::other)
+    }
 }

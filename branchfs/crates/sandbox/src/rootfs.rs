@@ -20,8 +20,7 @@
 //! `pivot_root`, the usual method, is refused by Docker's default system call filter. Processes in the sandbox cannot
 //! remove a cover: they lack the capability and cannot get it (`privileges`).
 //!
-//! The init of a Python function is not a process of this program: it lets `branchfs sandbox view` build its view. What
-//! watches the covers of hidden files there knows them by their names in /dev.
+//! `branching/process/sandbox/rootfs.py` builds the same for Python functions.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr};
@@ -72,16 +71,12 @@ const DEVICE_LINKS: [(&str, &str); 5] = [
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 ];
-/// An empty file that cannot be opened. It covers sockets and system files.
+/// An empty file that cannot be opened. It covers hidden files.
 const COVER: &str = "/dev/.covered";
-/// Another one, which covers hidden files of the workspace.
-const HIDDEN_FILE: &str = "/dev/.hidden-file";
-/// An empty directory that cannot be opened. It covers hidden directories of the workspace.
-const HIDDEN_DIRECTORY: &str = "/dev/.hidden";
 /// An empty directory that covers others. A new file system for each would take longer.
 const EMPTY: &str = "/dev/.empty";
 const PROC_READ_ONLY: [&str; 5] = ["bus", "fs", "irq", "sys", "sysrq-trigger"];
-/// The longest wait for the answer of another workspace's daemon. A sandbox asks the daemon of each workspace.
+/// How long another workspace's daemon may take to answer, of which a sandbox asks each.
 const ANSWER_MAX: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const ANSWER_BYTES_MAX: usize = 1 << 16;
 /// How long the removal of a directory may take from its mounts to its name.
@@ -145,9 +140,8 @@ impl<'a> RootFs<'a> {
         (self.step, self.watch)
     }
 
-    /// Builds it and goes to the workspace. Returns the writable places. Without `has_branch`, an empty directory is
-    /// in the branch's place.
-    pub(crate) fn build(&mut self, has_branch: bool) -> Result<Vec<PathBuf>> {
+    /// Builds it and goes to the workspace. Returns the writable places.
+    pub(crate) fn build(&mut self) -> Result<Vec<PathBuf>> {
         self.begin("creating a mount namespace");
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change("/", private).at("/")?;
@@ -191,20 +185,16 @@ impl<'a> RootFs<'a> {
         self.cover(&covered.iter().filter(is_in_cache).cloned().collect::<Vec<_>>())?;
         self.step = format!("showing the branch at {}", self.at.display());
         self.make_directory(&self.at.clone())?;
-        if has_branch {
-            attach(&branch, &self.at, is_read_only)?;
-        }
+        attach(&branch, &self.at, is_read_only)?;
         let home = self.make_home()?;
-        if has_branch {
-            self.begin("hiding files of the workspace");
-            self.hide()?;
-        }
+        self.begin("hiding files of the workspace");
+        self.hide()?;
         self.begin("mounting /proc");
         make_proc()?;
         self.begin("masking system files");
         mask()?;
         for cover in &self.covers {
-            seal_cover(cover, seal)?;
+            seal_cover(cover)?;
         }
         let start = self.sandbox.start_directory(self.at.clone());
         self.step = format!("entering {}", start.display());
@@ -428,12 +418,9 @@ impl<'a> RootFs<'a> {
         let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
         mount("devpts", "/dev/pts", "devpts", flags, options).at("/dev/pts")?;
         tmpfs(Path::new("/dev/shm"), ORDINARY, c"mode=1777")?;
-        for cover in [COVER, HIDDEN_FILE] {
-            touch(Path::new(cover))?;
-            fs::set_permissions(cover, Permissions::from_mode(0o000)).at(cover)?;
-        }
+        touch(Path::new(COVER))?;
+        fs::set_permissions(COVER, Permissions::from_mode(0o000)).at(COVER)?;
         fs::create_dir(EMPTY).at(EMPTY)?;
-        fs::DirBuilder::new().mode(0o000).create(HIDDEN_DIRECTORY).at(HIDDEN_DIRECTORY)?;
         seal(dev)
     }
 
@@ -462,8 +449,12 @@ impl<'a> RootFs<'a> {
         let table = fs::read(mount_table::MOUNT_TABLE).at(mount_table::MOUNT_TABLE)?;
         let before = mount_table::ids(&table);
         for place in masked_files::find(&self.at, &globs)? {
-            let cover = if place.is_dir() { HIDDEN_DIRECTORY } else { HIDDEN_FILE };
-            mount_bind(cover, &place).at(&place)?;
+            if place.is_dir() {
+                tmpfs(&place, SEALED, c"mode=000,size=64k")?;
+                seal(&place)?;
+            } else {
+                cover_file(&place)?;
+            }
         }
         self.watch = Some(Watch::new(&before)?);
         Ok(())
@@ -651,7 +642,7 @@ fn seal(place: &Path) -> Result<()> {
 ///
 /// rmdir(2) takes along what other namespaces have mounted on a directory, a moment before its name
 /// is gone: in between, no mount is at the path (EINVAL).
-fn seal_cover(place: &Path, seal: impl Fn(&Path) -> Result<()>) -> Result<()> {
+fn seal_cover(place: &Path) -> Result<()> {
     for _ in 0..REMOVAL_MILLISECONDS_MAX {
         match seal(place) {
             Err(Failure { errno: Errno::NOENT, .. }) => return Ok(()),
@@ -734,22 +725,6 @@ mod tests {
         std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
         assert!(is_store_or_socket(&path("socket")));
         assert!(!is_store_or_socket(&path("format")));
-    }
-
-    #[test]
-    fn a_cover_is_sealed_unless_its_directory_is_removed() {
-        // rmdir(2) unmounts the cover first: then there is a directory, but no mount (EINVAL).
-        let tries = std::cell::Cell::new(0);
-        let failing_with = |errnos: &'static [Errno]| {
-            tries.set(0);
-            seal_cover(Path::new("/going"), |_| {
-                tries.set(tries.get() + 1);
-                Err(errnos[tries.get() - 1].into())
-            })
-        };
-        assert!(failing_with(&[Errno::INVAL, Errno::INVAL, Errno::NOENT]).is_ok());
-        assert_eq!(tries.get(), 3);
-        assert_eq!(failing_with(&[Errno::INVAL, Errno::PERM]).unwrap_err().errno, Errno::PERM);
     }
 
     #[test]
