@@ -153,6 +153,8 @@ class ForkCommand:
                 return await self._end(coordinator)
             finally:
                 if not self.is_left:
+                    if self._log is not None:
+                        self._log.notice()  # also branches that began just now have a patch
                     await coordinator.aclose()
                 self._note(coordinator)
 
