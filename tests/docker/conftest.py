@@ -141,6 +141,13 @@ def leaves_nothing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[N
         time.sleep(0.05)
 
 
+def children(process: int) -> list[int]:
+    """Returns the processes that one has started."""
+    with suppress(OSError):
+        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return []
+
+
 def containers(client: docker.DockerClient, below: Path) -> list[str]:
     """Returns the containers that work on something below a directory."""
     of_wrapper = [

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from branching_docker.constants import WARM_LABEL, WORKSPACE_LABEL
-from conftest import WRAPPER, containers, found_below, kill_container
+from conftest import WRAPPER, children, containers, found_below, kill_container
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,13 +246,6 @@ def test_stores_are_found_in_a_tree_that_is_being_removed(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "scandir", remove_first)
     assert found_below(tmp_path) == [tmp_path / "project" / ".branching"]
-
-
-def children(process: int) -> list[int]:
-    """Returns the processes that one has started."""
-    with suppress(OSError):
-        return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return []
 
 
 def kill(*processes: int) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
-from conftest import ROOT
+from conftest import ROOT, children
 from image_container import CAPABILITIES, END_SECONDS, PRIVILEGE, UNMASKED, ImageContainer, run_as_owner, run_image
 
 if TYPE_CHECKING:
@@ -178,6 +182,35 @@ def test_a_daemon_that_the_command_leaves_does_not_keep_the_store(image: str, pr
     program = "exec 3<kept.txt; setsid sleep 600 & echo left >left.txt"
     assert run_image(image, "run", "--", "bash", "-c", program, project=project).returncode == 0
     assert (project.root / "left.txt").read_text() == "left\n"
+
+
+def test_signals_while_the_mount_closes_leave_no_store(image: str, project: Project) -> None:
+    """tini passes each signal to all that the entry point runs at the end; `leaves_nothing` looks for the store."""
+    with ImageContainer(image, "run", "--", "sleep", "3", project=project) as container:
+        tini = container.get_wrapped_container()
+        tini.reload()
+        while not (found := children(tini.attrs["State"]["Pid"])) or not commands_of(found[0]):
+            time.sleep(0.01)
+        entry_point = found[0]  # the daemon comes to tini later
+        others = "for i in $(seq 200); do sleep 600 & done"  # it looks at each process before it unmounts
+        container.exec(["sh", "-c", others])
+        while commands_of(entry_point):
+            pass
+        for _ in range(1000):
+            with suppress(ProcessLookupError):
+                os.killpg(entry_point, signal.SIGTERM)
+            time.sleep(0.001)
+        assert container.finish().returncode == 0
+
+
+def commands_of(entry_point: int) -> list[int]:
+    """Returns the processes of `branching` that the entry point has started."""
+    found = []
+    for child in children(entry_point):
+        with suppress(OSError):
+            if b"/branching\0" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 @pytest.mark.contract("0.7", "7.1")
