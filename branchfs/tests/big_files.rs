@@ -485,7 +485,7 @@ fn parts_that_cannot_be_read_are_no_holes() {
     assert!(!copied.unwrap().status.success(), "cp must fail, not copy zeros");
 }
 
-/// What a sibling does to the big file of the base, and how it comes back.
+/// Ways in which a sibling removes the big file of the base from its path, or changes it.
 const TAKEN_AWAY: [&str; 5] =
     ["rm big", "mv big e", "mkdir d; mv big d/big", "printf x >>big", "rm big; mkdir big"];
 

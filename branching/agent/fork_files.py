@@ -63,7 +63,7 @@ class _Droppable:
 
     winners: frozenset[str]
     parents: frozenset[str]
-    """What the parent changed: that is never left out."""
+    """The paths that the parent changed, which are never left out."""
 
     @classmethod
     def of(cls, plan: Plan, parents: frozenset[str], options: MergeOptions) -> _Droppable | None:

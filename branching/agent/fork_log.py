@@ -121,7 +121,7 @@ class ForkLog:
             # A resumed fork that has ended was logged at its time.
             self._tell("started" if branch.task is not None else "resumed", branch)
             opened = branch.branch
-            assert opened is not None, "only branches with files are told of"
+            assert opened is not None, "only branches with files are logged"
             branch.keeps = partial(self.controller.keeps, opened.name)
             branch.keep_patch = partial(self._run_log.keep_patch, opened)
         if branch.is_running:
@@ -154,7 +154,7 @@ class ForkLog:
             )
 
     def _tell(self, kind: EventKind, branch: BranchRuntime, **facts: Any) -> None:
-        assert branch.branch is not None, "only branches with files are told of"
+        assert branch.branch is not None, "only branches with files are logged"
         number = list(self._coordinator.branches).index(branch.id)
         label = f"{branch.spec.label}: {branch.spec.steer}"
         name = branch.branch.name

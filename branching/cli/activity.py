@@ -38,10 +38,14 @@ def shown_activity(what: str) -> Iterator[None]:
         thread.join()
 
 
+def is_utf8(encoding: str | None) -> bool:
+    """Returns whether a stream of this encoding can print any character."""
+    return (encoding or "").lower().replace("-", "") == "utf8"
+
+
 def spinner_frames(encoding: str | None) -> str:
     """Returns the characters of which one after another is drawn on a terminal."""
-    is_unicode = (encoding or "").lower().replace("-", "") == "utf8"
-    return _FRAMES if is_unicode else _ASCII_FRAMES
+    return _FRAMES if is_utf8(encoding) else _ASCII_FRAMES
 
 
 def _draw(what: str, ended: threading.Event) -> None:

@@ -6,7 +6,7 @@ Into a pipe or a file, each line is a row, and times have the form of ISO 8601, 
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 import typer
 
 from branching._sanitize import line_for
+from branching.cli.activity import is_utf8
 from branching.cli.error_handling import note
 from branching.cli.output import is_coloured
 
@@ -101,7 +102,8 @@ def table_lines(
 
     if not is_terminal:
         return [*map(line, table)]
-    head, *lines = [_cut(line(row), _terminal_columns()) for row in shown]
+    width = shutil.get_terminal_size((0, 0)).columns  # 0 if it is unknown
+    head, *lines = [_cut(line(row), width) for row in shown]
     if not is_coloured(sys.stdout):
         return [head, *lines]
     if _STATE in headers:
@@ -111,21 +113,10 @@ def table_lines(
     return [typer.style(head, bold=True), *lines]
 
 
-def _terminal_columns() -> int:
-    """Returns the width of the terminal, 0 if it is unknown."""
-    if (columns := os.environ.get("COLUMNS", "")).isdecimal():
-        return int(columns)
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
-    except (OSError, ValueError):
-        return 0
-
-
 def _cut(text: str, width: int) -> str:
     if len(text) <= width or not width:
         return text
-    is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return text[: width - 1] + ("…" if is_unicode else ">")
+    return text[: width - 1] + ("…" if is_utf8(sys.stdout.encoding) else ">")
 
 
 def _with_coloured_state(text: str, start: int) -> str:

@@ -44,8 +44,8 @@ impl BackingFiles for Kernel {
     }
 }
 
-/// What the filesystem tells the kernel on its own; nothing before the mount. The kernel may not have what is
-/// invalidated: errors do not count.
+/// Notifications to the kernel; before the mount none is sent. Errors are ignored: the kernel may not have cached what is
+/// invalidated.
 #[derive(Default)]
 pub(crate) struct Notifications(OnceLock<Arc<dyn KernelNotifier>>);
 

@@ -47,7 +47,7 @@ class Request(NamedTuple):
     path: tuple[str, ...] = ()
     """The caller's sys.path, for a function."""
     preload: tuple[str, ...] = ()
-    """Modules of ours that are imported before privileges are given up. The owner of a workspace
+    """Modules that are imported before privileges are given up. The owner of a workspace
     may not be able to read them, nor the standard library: they may lie in /root."""
     mounter: int = -1
     """Of a memory session: number of the descriptor of the mount helper's requests. The process

@@ -197,7 +197,7 @@ asyncio.run(main())
 def test_the_owner_of_a_workspace_need_not_be_able_to_read_the_package(
     tmp_path: Path, as_user: tuple[int, int]
 ) -> None:
-    """An agent that root runs, with its Python in /root, in a directory of somebody else."""
+    """An agent that root runs, with its Python in /root, in a directory of another user."""
     private, base = tmp_path / "private", tmp_path / "base"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(branching.__file__).parent, private / "branching", ignore=ignored)

@@ -5,8 +5,8 @@
 //! a directory while it is still empty. An object in a tree belongs to the user that created it, or to the owner of the
 //! object that it is a copy of.
 //!
-//! An object that has the right owner already is left alone: a change of owner sets its ctime, and clears set-id bits
-//! and capabilities.
+//! An object at a path that has the right owner already is left alone: a change of owner sets its ctime, and clears
+//! set-id bits and capabilities.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -74,11 +74,8 @@ pub(crate) fn set_from_root(tree: &RootedDir, path: &Path) -> rooted_dir::Result
     set_in(tree, path, of(&tree.stat(Path::new(""))?))
 }
 
-/// Sets the owner of an open file or directory.
+/// Sets the owner of an open file or directory, also to the one that it has.
 pub fn set_opened(file: impl AsFd, owner: Ids) -> rooted_dir::Result<()> {
-    if of_stat(&rustix::fs::fstat(&file)?) == owner {
-        return Ok(());
-    }
     let (uid, gid) = raw(owner);
     rustix::fs::fchown(file, uid, gid)
 }

@@ -360,6 +360,11 @@ impl BranchTable {
         }
     }
 
+    /// Whether any branch is stale.
+    pub(super) fn has_stale(&self) -> bool {
+        self.lock().values().any(|branch| branch.record.is_stale)
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, Branches> {
         // Every verb leaves the table right before it can fail or panic; a poisoned lock hides nothing half-done.
         self.branches.lock().unwrap_or_else(PoisonError::into_inner)

@@ -257,7 +257,7 @@ impl<'w> Commit<'w> {
         if plan.changes_nothing() {
             return self.commit_nothing().map(Outcome::Done);
         }
-        if workspace.engine.drops_history(&plan)? {
+        if workspace.table.has_stale() && workspace.engine.drops_history(&plan)? {
             workspace.complete_stale_branches()?;
         }
         brought.finish()?;

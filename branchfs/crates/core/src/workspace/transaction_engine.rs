@@ -169,16 +169,21 @@ impl TransactionEngine {
         }
         let mut kept = transaction::outline(&self.disk()?)?;
         kept.retain(|past| past.undone.is_none());
-        let sizes = kept.iter().map(|past| past.header.displaced_bytes);
-        let sizes: Vec<u64> = sizes.chain([plan.displaced_bytes]).collect();
-        Ok(forgotten(kept.iter().take(self.count_over_limits(&sizes))))
+        Ok(forgotten(kept.iter().take(self.count_over_limits_with(plan, &kept))))
     }
 
     /// Whether a commit by this plan drops commits from the history: undone ones, or those over the limits.
     pub(super) fn drops_history(&self, plan: &Plan) -> Result<bool, Error> {
-        let is_undone = |past: &EntryHeader| past.undone.is_some();
-        Ok(transaction::outline(&self.disk()?)?.iter().any(is_undone)
-            || !self.forgotten_by(plan)?.is_empty())
+        let past = transaction::outline(&self.disk()?)?;
+        Ok(past.iter().any(|past| past.undone.is_some())
+            || self.count_over_limits_with(plan, &past) > 0)
+    }
+
+    /// How many of the oldest commits are over the limits once the plan's is in the history, too.
+    fn count_over_limits_with(&self, plan: &Plan, kept: &[EntryHeader]) -> usize {
+        let sizes = kept.iter().map(|past| past.header.displaced_bytes);
+        let sizes: Vec<u64> = sizes.chain([plan.displaced_bytes]).collect();
+        self.count_over_limits(&sizes).min(kept.len())
     }
 
     /// How many of the oldest commits are over the limits of the history, given the bytes that each keeps on disk, oldest
